@@ -1,0 +1,39 @@
+# Two commands matter: `make demo` and `make test`. Both set up everything they need in .venv.
+PYTHON ?= python3.11
+# Address of a package index to prefer (for example one with CPU builds of torch); empty = pip's own.
+INDEX ?=
+SEED ?= 0
+export OMP_NUM_THREADS ?= 1
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test parity lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(INDEX),--index-url $(INDEX)) -c constraints.txt -e '.[train,test,lint]'
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py --seed $(SEED)
+
+test: setup
+	$(BIN)/python -m pytest tests
+
+parity: setup
+	$(BIN)/python tests/dist/long_parity.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/python tests/benchmarks/bench_plans.py
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Which layout each boundary of the model has: one file a plan."""
