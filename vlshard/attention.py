@@ -1,26 +1,42 @@
 """Attention inside segments of a pack, on one device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import einops
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from vlshard.header import IntArray
 
 
+class Windows(NamedTuple):
+    """Equally long stretches of rows, read as one batch."""
+
+    starts: IntArray
+    length: int
+
+    @property
+    def joined(self) -> bool:
+        """Whether each window begins where the one before it ends."""
+        return bool(np.all(np.diff(self.starts) == self.length))
+
+    @property
+    def rows(self) -> IntArray:
+        """Every row of every window, in order."""
+        return (self.starts[:, None] + np.arange(self.length)).ravel()
+
+
 class Batch(NamedTuple):
     """Runs of one shape, attended in one kernel call."""
 
-    q_length: int
-    k_length: int
-    q_starts: IntArray
-    k_starts: IntArray
+    q: Windows
+    k: Windows
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,9 @@ class Runs:
     k_starts: tuple[int, ...]
     k_lengths: tuple[int, ...]
     causal: bool = False
+    _on_device: dict[tuple[str, torch.device], Int[Tensor, " n"]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @classmethod
     def segments(cls, lengths: Sequence[int], *, causal: bool = False) -> "Runs":
@@ -59,10 +78,25 @@ class Runs:
         ):
             if nq:
                 groups.setdefault((nq, nk), []).append((q, k))
-        return tuple(
-            Batch(nq, nk, *np.array(pairs, dtype=np.int64).T)
-            for (nq, nk), pairs in groups.items()
-        )
+        batches: list[Batch] = []
+        for (nq, nk), pairs in groups.items():
+            q_starts, k_starts = np.array(pairs, dtype=np.int64).T
+            batches.append(Batch(Windows(q_starts, nq), Windows(k_starts, nk)))
+        return tuple(batches)
+
+    @cached_property
+    def restore(self) -> IntArray | None:
+        """Where each query's result lies in the batches' order; None if they keep the order."""
+        rows = [batch.q.rows for batch in self.batches]
+        order = np.concatenate([np.empty(0, np.int64), *rows])
+        return None if np.all(np.diff(order) == 1) else np.argsort(order)
+
+    def index(self, name: str, rows: IntArray, device: torch.device) -> Int[Tensor, " n"]:
+        """A row index as a tensor on the device, sent there once."""
+        key = (name, device)
+        if key not in self._on_device:
+            self._on_device[key] = torch.from_numpy(rows).to(device)
+        return self._on_device[key]
 
     @property
     def pairs(self) -> int:
@@ -71,3 +105,74 @@ class Runs:
             nq * nk - (nq * (nq - 1) // 2 if self.causal else 0)
             for nq, nk in zip(self.q_lengths, self.k_lengths, strict=True)
         )
+
+
+def segmented_attention(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "nk kv d"],
+    v: Float[Tensor, "nk kv d"],
+    runs: Runs,
+) -> Float[Tensor, "n h d"]:
+    """Attention of each run of queries to its own keys, softmax(q k / sqrt(d)) v.
+
+    Runs of equal shape go through one kernel call. No run, no kernel: the result then has no
+    rows, and all three inputs still get (zero) gradients.
+
+    Args:
+      q: queries; each row belongs to exactly one run.
+      k: keys; query head i reads key head ``i * kv // h``.
+      v: values.
+      runs: which keys each run of queries sees.
+    Returns: one row per query, in the order of q and its dtype.
+    Raises: ValueError if the runs do not cover the queries.
+    """
+    if sum(runs.q_lengths) != q.shape[0]:
+        raise ValueError(f"runs of {sum(runs.q_lengths)} queries for {q.shape[0]} rows of q")
+    heads, width = q.shape[1:]
+    nothing = (q[:0], k[:0].reshape(0, heads, width), v[:0].reshape(0, heads, width))
+    outs = [_attend_batch(q, k, v, runs, number) for number in range(len(runs.batches))]
+    out = torch.cat([*outs, *nothing])
+    if runs.restore is None:
+        return out
+    return out.index_select(0, runs.index("restore", runs.restore, q.device))
+
+
+def _attend_batch(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "nk kv d"],
+    v: Float[Tensor, "nk kv d"],
+    runs: Runs,
+    number: int,
+) -> Float[Tensor, "_ h d"]:
+    """The rows of one batch of runs, in the batch's order."""
+    batch = runs.batches[number]
+    nq, nk = batch.q.length, batch.k.length
+    if nk == 0:
+        return torch.zeros_like(q[: len(batch.q.rows)])
+    groups = q.shape[1] // k.shape[1]
+    queries = _windows(q, batch.q, runs, f"q{number}")
+    keys, values = (_windows(x, batch.k, runs, f"k{number}") for x in (k, v))
+    square = nq == nk
+    mask = None
+    if runs.causal and not square:
+        mask = torch.ones(nq, nk, dtype=torch.bool, device=q.device).tril(nk - nq)
+    out = F.scaled_dot_product_attention(
+        einops.rearrange(queries, "b l h d -> b h l d"),
+        einops.repeat(keys, "b l kv d -> b (kv g) l d", g=groups),
+        einops.repeat(values, "b l kv d -> b (kv g) l d", g=groups),
+        attn_mask=mask,
+        is_causal=runs.causal and square,
+    )
+    return einops.rearrange(out, "b h l d -> (b l) h d")
+
+
+def _windows(
+    x: Float[Tensor, "n h d"], windows: Windows, runs: Runs, name: str
+) -> Float[Tensor, "b l h d"]:
+    """The rows of all windows: a view where the windows lie side by side, else a copy."""
+    first, total = int(windows.starts[0]), len(windows.starts) * windows.length
+    if windows.joined:
+        rows = x[first : first + total]
+    else:
+        rows = x.index_select(0, runs.index(name, windows.rows, x.device))
+    return rows.unflatten(0, (len(windows.starts), windows.length))
