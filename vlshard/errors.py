@@ -1,0 +1,106 @@
+"""Errors that show the spec and point at the culprit."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """Characters ``start`` to ``stop - 1`` of a spec's text."""
+
+    start: int
+    stop: int
+
+
+class ShardError(ValueError):
+    """What is wrong, where, and what would be right; ``str`` of it is the whole message.
+
+    Attributes:
+      headline: what is wrong, with the values.
+      text: the spec or arrow as written, or None.
+      spans: the characters of ``text`` that are at fault.
+      where: the place that the text belongs to, such as ``plans/long.py:41 text.q``, or None.
+      notes: lines that say what is known and what would help.
+    """
+
+    __module__ = "vlshard"
+
+    def __init__(
+        self,
+        headline: str,
+        *,
+        text: str | None = None,
+        spans: Sequence[Span] = (),
+        where: str | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(headline)
+        self.headline = headline
+        self.text = text
+        self.spans = tuple(spans)
+        self.where = where
+        self.notes = tuple(notes)
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        if self.text is not None:
+            lead = f"{self.where}: " if self.where else ""
+            lines.append(lead + "".join(" " if c.isspace() else c for c in self.text))
+            if self.spans:
+                lines.append(" " * len(lead) + underline(self.spans))
+        elif self.where:
+            lines.append(self.where)
+        return "\n  ".join([*lines, *self.notes])
+
+
+class SpecError(ShardError):
+    """A text that is no spec or no arrow."""
+
+    __module__ = "vlshard"
+
+
+class LayoutError(ShardError):
+    """A spec that does not fit its mesh, its sizes or another layout."""
+
+    __module__ = "vlshard"
+
+
+class PlanError(ShardError):
+    """A mesh or a plan that does not fit the model or the number of ranks."""
+
+    __module__ = "vlshard"
+
+
+def underline(spans: Sequence[Span]) -> str:
+    """Carets under all the spans, as one line."""
+    marked = {i for start, stop in spans for i in range(start, stop)}
+    return "".join("^" if i in marked else " " for i in range(max(marked, default=-1) + 1))
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Tail of a message that offers the names most like a misspelt one.
+
+    Args:
+      name: the name that is not known.
+      known: the names that are.
+    Returns: ``"; did you mean 'cp' or 'dp'?"``, or nothing if no name is near.
+    """
+    distances = {other: edit_distance(name.lower(), other.lower()) for other in known}
+    best = min(distances.values(), default=len(name) + 1)
+    if best > max(1, len(name) // 3):
+        return ""
+    offers = [f"'{other}'" for other in sorted(distances) if distances[other] == best]
+    return f"; did you mean {' or '.join(filter(None, (', '.join(offers[:-1]), offers[-1])))}?"
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Fewest insertions, deletions, changes and swaps of neighbours that make a into b."""
+    rows = [list(range(len(b) + 1))]
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, rows[-2][j - 2] + 1)
+            row.append(cost)
+        rows.append(row)
+    return rows[-1][-1]

@@ -1,0 +1,101 @@
+"""The spec language: one line of text says where a tensor lives.
+
+The grammar (one rule a line):
+
+spec  := dim* ["+" axes+]                 "+ tp" = a sum over tp is still pending
+dim   := item | "..." | INT
+item  := NAME split* | "(" (item | INT)+ ")" split*
+split := "@" axes ["." order]
+axes  := AXIS | "(" AXIS+ ")"             several axes joined, major to minor
+AXIS  := NAME ["." PART]                  a part may not be named like an order
+order := "zigzag" | "balance" | "home"    none: contiguous blocks
+arrow := spec "->" spec                   the same dims in the same order
+"""
+
+from functools import lru_cache
+
+from vlshard.parser import ORDERS, Parser
+from vlshard.syntax import (
+    Axis,
+    Dim,
+    Dots,
+    Group,
+    Int,
+    Item,
+    Name,
+    Spec,
+    Split,
+    label,
+    names_in,
+    splits_in,
+)
+
+__all__ = [
+    "ORDERS",
+    "Axis",
+    "Dim",
+    "Dots",
+    "Group",
+    "Int",
+    "Item",
+    "Name",
+    "Spec",
+    "Split",
+    "arrow",
+    "label",
+    "names_in",
+    "spec",
+    "splits_in",
+]
+
+
+@lru_cache(maxsize=4096)
+def spec(text: str) -> Spec:
+    """Read a spec.
+
+    Args:
+      text: such as ``b@dp s@cp.zigzag m + tp``; the empty text is the spec of a single number.
+    Returns: the frozen tree, whose ``str`` is the canonical text.
+    Raises: SpecError if the text breaks the grammar, names an axis or a dim twice, or gives an
+      order to a dim that cannot have it.
+    """
+    parser = Parser(text)
+    result = parser.spec()
+    if parser.peek().text:
+        parser.fail(f"unexpected '{parser.peek().text}'", parser.peek().span)
+    return result
+
+
+@lru_cache(maxsize=4096)
+def arrow(text: str) -> tuple[Spec, Spec]:
+    """Read an arrow: two layouts of one tensor.
+
+    Args:
+      text: such as ``b s@cp h d -> b s h@cp d``.
+    Returns: source and destination; the spans of both count in the whole text.
+    Raises: SpecError if a side is no spec, if the dims differ, or if a sum is pending on the
+      right but not on the left.
+    """
+    parser = Parser(text)
+    src = parser.spec()
+    if parser.peek().text != "->":
+        parser.fail("an arrow needs a spec on each side of one '->'", parser.here())
+    parser.next()
+    dst = parser.spec()
+    if parser.peek().text:
+        parser.fail(f"unexpected '{parser.peek().text}'", parser.peek().span)
+    if list(map(label, src.dims)) != list(map(label, dst.dims)):
+        left = {label(dim) for dim in src.dims}
+        right = {label(dim) for dim in dst.dims}
+        spans = [d.span for d in src.dims if label(d) not in right]
+        spans += [d.span for d in dst.dims if label(d) not in left]
+        parser.fail(
+            "the dims of both sides must be the same, in the same order",
+            *(spans or [dim.span for dim in dst.dims]),
+            note="only the layout changes here; einops.rearrange reorders and reshapes",
+        )
+    if missing := [axis for axis in dst.pending if axis not in src.pending]:
+        names = " ".join(map(str, missing))
+        spans = [axis.span for axis in missing]
+        parser.fail(f"a sum over {names} is pending on the right but not on the left", *spans)
+    return src, dst
