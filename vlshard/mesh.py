@@ -1,0 +1,131 @@
+"""A mesh with its process groups: the sizes of a MeshShape, bound to the running ranks."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from vlshard.errors import PlanError
+from vlshard.mesh_shape import MeshShape
+
+__all__ = ["Mesh", "MeshShape"]
+
+Axes = tuple[str, ...]
+
+
+class Mesh(MeshShape):
+    """A MeshShape that can make process groups; equal to any mesh of the same axes and sizes.
+
+    Without ``torch.distributed`` it is usable for everything that needs no communication.
+    """
+
+    _groups: dict[Axes, dist.ProcessGroup]
+    _device_meshes: dict[tuple[Axes, Axes, str], DeviceMesh]
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        object.__setattr__(self, "_groups", {})
+        object.__setattr__(self, "_device_meshes", {})
+
+    @property
+    def rank(self) -> int:
+        """Global rank of this process; 0 without ``torch.distributed``."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def make_groups(self, axes_sets: Iterable[Sequence[str]]) -> None:
+        """Make the groups of several sets of axes; every rank must call this with the same sets.
+
+        Args:
+          axes_sets: axes of each group, major to minor; axes of size 1 do not matter.
+        Raises: PlanError if an axis is unknown, or if this mesh is not the size of the world.
+        """
+        wanted = {self._key(axes) for axes in axes_sets}
+        for axes in sorted(wanted - self._groups.keys()):
+            self._groups[axes] = self._make(axes)
+
+    def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
+        """The group of the ranks that differ from this one along the axes only.
+
+        Its ranks are in the order of ``peers(axes, rank)``. A group that ``make_groups`` has not
+        made is made now, so every rank has to ask for it at the same point.
+
+        Args:
+          axes: major to minor.
+        Raises: PlanError if an axis is unknown, or if this mesh is not the size of the world.
+        """
+        key = self._key(axes)
+        if key not in self._groups:
+            self._groups[key] = self._make(key)
+        return self._groups[key]
+
+    def device_mesh(
+        self, shard: Sequence[str], replicate: Sequence[str] = (), device_type: str = "cpu"
+    ) -> DeviceMesh:
+        """The DeviceMesh over which FSDP stores parameters; every rank must ask for it.
+
+        Args:
+          shard: axes over which each parameter is cut, in the order of the mesh: torch gathers a
+            group's shards by rank, so another order would mislabel them.
+          replicate: axes over which it is whole, in any order.
+          device_type: where the ranks compute.
+        Returns: one dim ``shard``, or two dims ``replicate``, ``shard``; all axes of a dim count
+          as one, and ``shard`` may have size 1.
+        Raises: PlanError if an axis of more than one rank is missing, unknown or named twice, or
+          if the shard axes are in another order than the mesh's.
+        """
+        key = (tuple(shard), tuple(replicate), device_type)
+        if key not in self._device_meshes:
+            self._device_meshes[key] = self._make_device_mesh(shard, replicate, device_type)
+        return self._device_meshes[key]
+
+    def _key(self, axes: Sequence[str]) -> Axes:
+        """The axes that tell groups apart."""
+        self.check(axes)
+        return tuple(axis for axis in axes if self.sizes[axis] > 1)
+
+    def _make(self, axes: Axes) -> dist.ProcessGroup:
+        """Make every rank's group over the axes, lowest rank first, and return this rank's."""
+        self._check_world()
+        mine: dist.ProcessGroup | None = None
+        for ranks in sorted({self.peers(axes, rank) for rank in range(self.size)}):
+            description = "_".join(("vlshard", *axes))
+            group = dist.new_group(list(ranks), group_desc=description, sort_ranks=False)
+            mine = group if isinstance(group, dist.ProcessGroup) else mine
+        if mine is None:
+            raise AssertionError(f"rank {self.rank} is in none of the groups over {axes}")
+        return mine
+
+    def _make_device_mesh(
+        self, shard: Sequence[str], replicate: Sequence[str], device_type: str
+    ) -> DeviceMesh:
+        """A mesh of the rank tensor whose dims are whole sets of axes."""
+        self._check_world()
+        self.check((*replicate, *shard))
+        order = list(self.sizes)
+        ordered = sorted(shard, key=order.index)
+        if list(shard) != ordered:
+            headline = f"parameters cannot be cut over ({' '.join(shard)}), only in mesh order"
+            fix = f"fix: ({' '.join(ordered)})"
+            raise PlanError(headline, notes=[self.note, fix])
+        named = {*shard, *replicate}
+        if missing := [axis for axis in order if self.sizes[axis] > 1 and axis not in named]:
+            headline = f"parameters are neither cut nor whole over {' '.join(missing)}"
+            raise PlanError(headline, notes=[self.note])
+        whole = sorted(replicate, key=order.index)
+        ranks = torch.arange(self.size).reshape(tuple(self.sizes.values()) or (1,))
+        first = [order.index(axis) for axis in (*whole, *ordered)]
+        rest = [i for i in range(ranks.dim()) if i not in first]
+        flat = ranks.permute(*first, *rest).reshape(-1, self.span(shard))
+        if not replicate:
+            return DeviceMesh(device_type, flat[0], mesh_dim_names=("shard",))
+        return DeviceMesh(device_type, flat, mesh_dim_names=("replicate", "shard"))
+
+    def _check_world(self) -> None:
+        """The ranks of this mesh are running."""
+        if not dist.is_initialized():
+            headline = "no process group: start the ranks with torchrun and initialise torch first"
+            raise PlanError(headline, notes=[self.note])
+        if dist.get_world_size() != self.size:
+            headline = f"the mesh has {self.size} ranks, the world {dist.get_world_size()}"
+            raise PlanError(headline, notes=[self.note])

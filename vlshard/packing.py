@@ -1,0 +1,66 @@
+"""The segments of a packed dim: how long each is and who loaded it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from vlshard.errors import LayoutError
+
+
+@dataclass(frozen=True, init=False)
+class Packing:
+    """Segments that lie one after another along one tensor dim.
+
+    Attributes:
+      lengths: rows of each segment.
+      unit: rows that no cut parts; every length is a multiple of it.
+      home: rank along the home axis that holds each segment from the start, or None.
+      cost: (a, b): a segment of n rows costs ``a * n**2 + b * n`` where segments are dealt evenly.
+    """
+
+    lengths: tuple[int, ...]
+    unit: int
+    home: tuple[int, ...] | None
+    cost: tuple[float, float]
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        unit: int = 1,
+        home: Sequence[int] | None = None,
+        cost: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        """Take any sequences of integers.
+
+        Raises: LayoutError if a length is negative or no multiple of the unit, or if home and
+          lengths differ in number.
+        """
+        set_field = object.__setattr__
+        set_field(self, "unit", integers("unit", [unit], least=1)[0])
+        set_field(self, "lengths", integers("lengths", lengths, least=0))
+        set_field(self, "home", None if home is None else integers("home", home, least=0))
+        set_field(self, "cost", (float(cost[0]), float(cost[1])))
+        for segment, length in enumerate(self.lengths):
+            if length % self.unit:
+                raise LayoutError(
+                    f"packing: segment {segment} has {length} rows, no multiple of unit {unit}"
+                )
+        if self.home is not None and len(self.home) != len(self.lengths):
+            raise LayoutError(
+                f"packing: {len(self.lengths)} lengths, but home names {len(self.home)} segments"
+            )
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of all segments together."""
+        return sum(self.lengths)
+
+
+def integers(field: str, values: Sequence[int], least: int) -> tuple[int, ...]:
+    """The values as plain integers, each at least ``least``."""
+    for i, value in enumerate(values):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise LayoutError(f"packing: {field}[{i}] is {value!r}, not an integer")
+        if value < least:
+            raise LayoutError(f"packing: {field}[{i}] is {value}, less than {least}")
+    return tuple(int(value) for value in values)
