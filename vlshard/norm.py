@@ -1,0 +1,108 @@
+"""The norm of all gradients, over parameters that live on different meshes."""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+CHUNK = 256
+
+
+@torch.no_grad()
+def grad_norm(parameters: Iterable[Tensor]) -> Float[Tensor, ""]:
+    """The 2-norm of all gradients together, each element of each gradient counted once.
+
+    A gradient is taken to be replicated over every rank that its mesh does not split: a DTensor
+    counts where this rank has coordinate 0 along each replicated mesh dim, a plain tensor counts
+    on rank 0 only, and of several meshes that hold copies the one with rank 0 counts. So the sum
+    needs one all-reduce over the world, whatever meshes the parameters have.
+
+    Args:
+      parameters: the same ones, in the same order, on every rank; those without a gradient are
+        skipped, which must hold on every rank alike. An iterator is used up once.
+    Returns: the norm in float32, the same on every rank; 0 if there is no gradient.
+    Raises: ValueError if a gradient is still a pending sum.
+    """
+    chosen = tuple(parameters)
+    return _norm(_gradients(chosen), _device(chosen))
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Float[Tensor, ""]:
+    """Scale all gradients in place so that their norm is at most ``max_norm``.
+
+    Args:
+      parameters: as for ``grad_norm``.
+      max_norm: the largest norm that is left; as in torch, the factor is
+        ``max_norm / (norm + 1e-6)`` where that is below 1.
+    Returns: the norm before clipping, as ``grad_norm`` gives it.
+    Raises: ValueError if a gradient is still a pending sum.
+    """
+    chosen = tuple(parameters)
+    gradients = _gradients(chosen)
+    norm = _norm(gradients, _device(chosen))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        local_part(gradient).mul_(scale.to(gradient.dtype))
+    return norm
+
+
+def local_part(x: Tensor) -> Tensor:
+    """What this rank stores of a tensor; an alias, so it may be changed in place."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients that are there."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _device(parameters: Sequence[Tensor]) -> torch.device:
+    """Where the norm is summed: the parameters' device."""
+    return local_part(parameters[0]).device if parameters else torch.device("cpu")
+
+
+def _norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Sum the squares that this rank counts, then those of all ranks."""
+    exact = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+    total = torch.zeros((), dtype=exact, device=device)
+    for gradient in gradients:
+        if _counts_here(gradient):
+            total += _sum_of_squares(local_part(gradient), exact)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total.sqrt().float()
+
+
+def _counts_here(gradient: Tensor) -> bool:
+    """Whether this rank is the one, of all that hold the same elements, that counts them."""
+    if not isinstance(gradient, DTensor):
+        return not dist.is_initialized() or dist.get_rank() == 0
+    mesh, placements = gradient.device_mesh, gradient.placements
+    if any(placement.is_partial() for placement in placements):
+        raise ValueError(f"a gradient with placements {placements} is not summed yet")
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or 0 not in mesh.mesh.flatten().tolist():
+        return False
+    return all(
+        place == 0
+        for place, placement in zip(coordinate, placements, strict=True)
+        if placement.is_replicate()
+    )
+
+
+def _sum_of_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum of squares; short float32 runs first, which loses nothing and is fast.
+
+    One float32 run over 2e7 elements loses 1e-3 to 1e-2 on CPU, and a float64 copy takes 20 times
+    as long; runs of 256 lose 1e-7.
+    """
+    flat = x.reshape(-1)
+    whole = flat.numel() // CHUNK * CHUNK
+    runs = flat[:whole].view(-1, CHUNK)
+    norms = cast(Tensor, torch.linalg.vector_norm(runs, dim=1, dtype=torch.float32))
+    return norms.to(dtype).square().sum() + flat[whole:].to(dtype).square().sum()
