@@ -1,9 +1,21 @@
 """The tensors that one rank computes a micro-batch from, built on the host from ids and grids."""
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from model.config import Config, VisionConfig
+from model.positions import coords_of_patches, corners_of_patches, positions_of_runs
+from model.sample import IGNORED, Sample
+from vlshard.header import IntArray, Share, StepHeader
 from vlshard.pytree import pytree
+
+Pixels = Mapping[tuple[int, int], Tensor]
+Device = torch.device | str
 
 
 @pytree
@@ -25,8 +37,9 @@ class TextInputs:
     """Tokens of this rank: b rows of s positions, padded behind the last token.
 
     ``real``, ``visual`` and ``labelled`` are indices into the flat b*s rows, increasing: tokens
-    that are no padding, visual placeholders, and tokens with a target. ``num_labels`` is the
-    number of labelled tokens of the whole global batch, as a 0-dim float, at least 1.
+    that are no padding, visual placeholders, and tokens with a target. ``num_labels`` is what a
+    token's loss is divided by, as a 0-dim float: the number of labelled tokens of the whole global
+    batch, at least 1, times the number of ranks that compute the same token.
     """
 
     ids: Int[Tensor, "b s"]
@@ -44,3 +57,148 @@ class ModelInputs:
 
     vision: VisionInputs | None
     text: TextInputs
+
+
+class Item(NamedTuple):
+    """One image or video of a micro-batch.
+
+    Attributes:
+      key: (sample index, index among the sample's items).
+      start: its first row in the patch pack.
+      frames: number of frames.
+      size: (rows, columns) of each frame [patches].
+    """
+
+    key: tuple[int, int]
+    start: int
+    frames: int
+    size: tuple[int, int]
+
+    @property
+    def patches(self) -> int:
+        """Rows in the patch pack."""
+        return self.frames * self.size[0] * self.size[1]
+
+
+def items_of(header: StepHeader) -> tuple[Item, ...]:
+    """Images and videos of a micro-batch, in the order in which their patches are packed."""
+    items: list[Item] = []
+    start = 0
+    for index, sample in enumerate(header.samples):
+        for number, (t, h, w) in enumerate(sample.grids):
+            items.append(Item((index, number), start, t, (h, w)))
+            start += t * h * w
+    return tuple(items)
+
+
+def images_touched(header: StepHeader, patches: IntArray) -> tuple[tuple[int, int], ...]:
+    """Images and videos of which a rank holds rows; only these need to be decoded there.
+
+    Args:
+      header: the micro-batch.
+      patches: rows of the patch pack that the rank holds.
+    Returns: (sample index, item index) pairs, increasing.
+    """
+    items = items_of(header)
+    return tuple(items[i].key for i in np.unique(_item_of(items, patches)))
+
+
+def build_inputs(
+    header: StepHeader,
+    share: Share,
+    samples: Mapping[int, Sample],
+    pixels: Pixels,
+    config: Config,
+    device: Device = "cpu",
+) -> ModelInputs:
+    """The tensors of one rank for one micro-batch.
+
+    Args:
+      header: the micro-batch.
+      share: what this rank holds of it.
+      samples: by index in the header; at least those whose rows this rank holds.
+      pixels: patch rows of images and videos by (sample index, item index), each of t * h * w rows
+        in order; at least those that ``images_touched`` names.
+      config: of the model.
+      device: where the tensors are to be.
+    Returns: token and patch rows in the order of the share. Padding has id 0 and position 0.
+    Raises: ValueError if pixels are missing or have another shape than their grid.
+    """
+    vision = _vision_inputs(header, share.patches, pixels, config.vision) if share.visual else None
+    text = _text_inputs(header, share, samples, config)
+    return ModelInputs(
+        vision=None if vision is None else VisionInputs(*(x.to(device) for x in vision)),
+        text=TextInputs(*(x.to(device) for x in text)),
+    )
+
+
+def _item_of(items: tuple[Item, ...], patches: IntArray) -> IntArray:
+    """Number of the item to which each patch belongs."""
+    ends = np.array([item.start + item.patches for item in items], dtype=np.int64)
+    return np.searchsorted(ends, patches, side="right")
+
+
+def _vision_inputs(
+    header: StepHeader, patches: IntArray, pixels: Pixels, vision: VisionConfig
+) -> tuple[Tensor, ...]:
+    """The fields of VisionInputs."""
+    items = items_of(header)
+    item = _item_of(items, patches)
+    starts = np.array([item.start for item in items], dtype=np.int64)
+    within = patches - starts[item]
+    sizes = np.array([item.size for item in items], dtype=np.int64).reshape(-1, 2)[item]
+    frame_rows = within % sizes.prod(axis=-1)
+    coords = coords_of_patches(frame_rows, sizes[:, 1], merge=vision.spatial_merge_size)
+    corners, weights = corners_of_patches(coords, sizes, side=vision.position_side)
+    rows = _pick_pixels(items, item, within, pixels, vision.patch_width)
+    return (rows, *(torch.from_numpy(array) for array in (coords, corners, weights)))
+
+
+def _pick_pixels(
+    items: tuple[Item, ...], item: IntArray, within: IntArray, pixels: Pixels, width: int
+) -> Float[Tensor, "n p"]:
+    """Patch rows of each item, put where the share has them."""
+    rows = torch.empty(len(item), width)
+    order = np.argsort(item, kind="stable")
+    numbers, counts = np.unique(item, return_counts=True)
+    for number, stop, count in zip(numbers, np.cumsum(counts), counts, strict=True):
+        places = order[stop - count : stop]
+        whole = _pixels_of(items[number], pixels, width)
+        rows[torch.from_numpy(places)] = whole[torch.from_numpy(within[places])]
+    return rows
+
+
+def _pixels_of(item: Item, pixels: Pixels, width: int) -> Tensor:
+    """Patch rows of one item, checked against its grid."""
+    sample, number = item.key
+    grid = (item.frames, *item.size)
+    name = f"item {number} of sample {sample} with grid {grid}"
+    if item.key not in pixels:
+        raise ValueError(f"{name} has no pixels")
+    if tuple(pixels[item.key].shape) != (item.patches, width):
+        shape = list(pixels[item.key].shape)
+        raise ValueError(f"{name} has pixels {shape}, expected {[item.patches, width]}")
+    return pixels[item.key]
+
+
+def _text_inputs(
+    header: StepHeader, share: Share, samples: Mapping[int, Sample], config: Config
+) -> tuple[Tensor, ...]:
+    """The fields of TextInputs."""
+    shape = (len(share.rows), len(share.positions))
+    ids, positions = np.zeros(shape, dtype=np.int64), np.zeros((3, *shape), dtype=np.int64)
+    targets = np.full(shape, IGNORED, dtype=np.int64)
+    real, merge = np.zeros(shape, dtype=bool), config.vision.spatial_merge_size
+    for i, index in enumerate(share.rows.tolist()):
+        facts, sample = header.samples[index], samples[index]
+        real[i] = share.positions < facts.tokens
+        here = share.positions[real[i]]
+        ids[i, real[i]] = sample.ids[here]
+        targets[i, real[i]] = np.append(sample.labels[1:], IGNORED)[here]
+        row = positions_of_runs(facts.tokens, facts.starts, facts.frames, merge=merge)
+        positions[:, i, real[i]] = row[:, here]
+    visual = real & ((ids == config.image_token_id) | (ids == config.video_token_id))
+    labelled = targets != IGNORED
+    arrays = (ids, positions, *map(np.flatnonzero, (real, visual, labelled)), targets[labelled])
+    num_labels = float(max(header.num_labels, 1) * share.copies)
+    return (*(torch.from_numpy(array) for array in arrays), torch.tensor(num_labels))

@@ -1,4 +1,4 @@
-"""Reference tables of positions: rows with images and videos, worked out by hand."""
+"""A small config without two dims alike, and rows with positions worked out by hand."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,39 @@ import numpy as np
 from model.config import Config
 from model.sample import Sample
 from vlshard.header import Grid
+
+RAW = {
+    "model_type": "qwen3_vl_moe",
+    "tie_word_embeddings": False,
+    "image_token_id": 100,
+    "video_token_id": 101,
+    "vision_start_token_id": 102,
+    "vision_end_token_id": 103,
+    "text_config": {
+        "vocab_size": 104,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 4, 4]},
+    },
+    "vision_config": {
+        "depth": 3,
+        "patch_size": 4,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 2],
+    },
+}
+CONFIG = Config.from_dict(RAW)
 
 
 @dataclass(frozen=True)

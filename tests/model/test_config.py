@@ -9,42 +9,12 @@ import torch
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
 from model.config import Config, ConfigError, load_config
-
-TINY = {
-    "model_type": "qwen3_vl_moe",
-    "tie_word_embeddings": False,
-    "image_token_id": 90,
-    "video_token_id": 91,
-    "vision_start_token_id": 92,
-    "vision_end_token_id": 93,
-    "text_config": {
-        "vocab_size": 100,
-        "hidden_size": 64,
-        "intermediate_size": 48,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 24,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 4, 4]},
-    },
-    "vision_config": {
-        "depth": 3,
-        "hidden_size": 32,
-        "intermediate_size": 40,
-        "num_heads": 2,
-        "out_hidden_size": 64,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0, 2],
-    },
-}
+from tests.tables import RAW
 
 
 def changed(**sections):
-    """TINY with keys of its sections (or of the outer one, as ``outer``) replaced."""
-    raw = copy.deepcopy(TINY)
+    """RAW with keys of its sections (or of the outer one, as ``outer``) replaced."""
+    raw = copy.deepcopy(RAW)
     for name, values in sections.items():
         (raw if name == "outer" else raw[f"{name}_config"]).update(values)
     return raw
@@ -53,7 +23,7 @@ def changed(**sections):
 @pytest.mark.parametrize(
     "raw",
     [
-        TINY,
+        RAW,
         changed(text={"mlp_only_layers": [1]}),
         changed(text={"decoder_sparse_step": 2}),
         changed(text={"num_experts": 0}),
@@ -119,25 +89,25 @@ def test_released_spelling_of_rope_reads_alike():
         vision={"model_type": "qwen3_vl_moe"},
     )
     del raw["text_config"]["rope_parameters"]
-    assert Config.from_dict(raw) == Config.from_dict(TINY)
+    assert Config.from_dict(raw) == Config.from_dict(RAW)
     assert Config.from_dict(raw).raw == raw
 
 
 def test_a_folder_of_transformers_reads_alike(tmp_path):
-    Qwen3VLMoeConfig(**copy.deepcopy(TINY)).save_pretrained(tmp_path)
-    assert load_config(tmp_path) == Config.from_dict(TINY)
+    Qwen3VLMoeConfig(**copy.deepcopy(RAW)).save_pretrained(tmp_path)
+    assert load_config(tmp_path) == Config.from_dict(RAW)
     assert "num_local_experts" in load_config(tmp_path).raw["text_config"]
 
 
 def test_config_is_frozen_and_hashable():
-    config = Config.from_dict(TINY)
-    assert hash(config) == hash(Config.from_dict(copy.deepcopy(TINY)))
+    config = Config.from_dict(RAW)
+    assert hash(config) == hash(Config.from_dict(copy.deepcopy(RAW)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.image_token_id = 0
 
 
 def test_heads_unit_and_boundaries():
-    config = Config.from_dict(TINY)
+    config = Config.from_dict(RAW)
     assert config.heads == {"vision": (2, 2), "text": (4, 2)}
     assert config.unit == 4
     assert config.boundaries["text.k"] == "b s kv d"
@@ -202,7 +172,7 @@ def test_all_unsupported_settings_are_listed_at_once():
         (changed(text={"num_hidden_layers": 1}), "more levels than"),
         (changed(text={"num_key_value_heads": 3}), "a multiple of num_key_value_heads = 3"),
         (changed(text={"num_experts_per_tok": 9}), "more than num_experts = 8"),
-        (changed(text={"pad_token_id": 100}), "not below vocab_size = 100"),
+        (changed(text={"pad_token_id": 104}), "not below vocab_size = 104"),
         (changed(text={"use_sliding_window": True}), "use_sliding_window = True"),
         (changed(text={"layer_types": ["sliding_attention"] * 4}), "'full_attention' only"),
         (changed(text={"num_local_experts": 4}), "num_experts = 8 but num_local_experts = 4"),
@@ -233,5 +203,5 @@ def test_unreadable_files_are_refused(tmp_path, content, message):
 
 
 def test_the_file_itself_can_be_named(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "config.json").write_text(json.dumps(RAW))
     assert load_config(tmp_path / "config.json") == load_config(tmp_path)

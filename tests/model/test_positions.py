@@ -13,18 +13,16 @@ from transformers.vision_utils import (
 )
 
 from model.positions import mrope_positions, patch_coords, position_corners
-from tests.tables import ROWS
-from tests.tiny import tiny_config, tiny_dict
+from tests.tables import CONFIG, RAW, ROWS
 from vlshard.header import SampleFacts, StepHeader
 
-CONFIG = tiny_config()
 SIZES = [(2, 2), (4, 6), (2, 8), (6, 4), (12, 10), (14, 2), (26, 38)]
 
 
 @pytest.fixture(scope="module")
 def reference():
     with torch.device("meta"):
-        return Qwen3VLMoeModel(Qwen3VLMoeConfig(**copy.deepcopy(tiny_dict())))
+        return Qwen3VLMoeModel(Qwen3VLMoeConfig(**copy.deepcopy(RAW)))
 
 
 def rope_index(reference, ids, grids):

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from model.sample import Sample, SampleError, placeholder_runs, sample_facts
-from tests.tables import ROWS, T1, T3, T4, T5_SECOND
-from tests.tiny import tiny_config
+from tests.tables import CONFIG, ROWS, T1, T3, T4, T5_SECOND
 
 IGNORED = -100
-CONFIG = tiny_config()
 
 
 def text(*ids, labels=None):
