@@ -135,3 +135,15 @@ def plan_moves(have: Sequence[IntArray], want: Sequence[IntArray], me: int) -> M
         size=want[me].size,
         local=all(bool((source == k).all()) for k, source in enumerate(sources)),
     )
+
+
+def locate(rows: IntArray, wanted: IntArray) -> IntArray:
+    """Positions at which rows are found.
+
+    Args:
+      rows: distinct global indices, in any order.
+      wanted: some of them.
+    Returns: for each wanted index its position in ``rows``.
+    """
+    order = np.argsort(rows)
+    return order[np.searchsorted(rows, wanted, sorter=order)]

@@ -1,0 +1,163 @@
+"""Carries programs out on local tensors; ``reshard`` does so in one call."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jaxtyping import Shaped
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from vlshard.collectives import all_reduce, move_rows
+from vlshard.errors import LayoutError
+from vlshard.layout import Layout, layout
+from vlshard.mesh import Mesh
+from vlshard.packing import Packing
+from vlshard.routes import Route, route
+from vlshard.spec import Name, Spec
+from vlshard.spec import arrow as read_arrow
+from vlshard.steps import Slice, ZeroPad
+from vlshard.transition import Program, transition
+
+Sizes = Mapping[str, int | Packing]
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A program bound to sizes, this rank and its groups; call it on local tensors.
+
+    Attributes:
+      program: the steps.
+      src: layout before.
+      dst: layout after.
+      rank: global rank of this process.
+      stages: per step, this rank's part and the group that it needs.
+    """
+
+    program: Program
+    src: Layout
+    dst: Layout
+    rank: int
+    stages: tuple[tuple[Route, ProcessGroup | None], ...]
+
+    def __call__(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Move a tensor from the layout before to the one after, differentiably.
+
+        Args:
+          x: this rank's part in the layout before.
+        Returns: its part in the layout after, same dtype.
+        Raises: LayoutError if the shape is not the one of the layout before.
+        """
+        self._check(tuple(x.shape))
+        for part, group in self.stages:
+            if part.moves is not None:
+                x = move_rows(x, part.dims, part.moves, group)
+            elif group is not None:
+                x = all_reduce(x, group)
+        return x
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        """The local shape is the one that the layout gives this rank."""
+        want = self.src.local_shape(self.rank)
+        if shape == want:
+            return
+        spec = self.src.spec
+        wrong = [dim.span for dim, a, b in zip(spec.dims, shape, want, strict=False) if a != b]
+        headline = f"the tensor of rank {self.rank} has shape {shape}, the layout gives it {want}"
+        note = "a plain dim that is not even over its axes needs its global size"
+        raise LayoutError(headline, text=spec.text, spans=wrong, notes=[note])
+
+
+def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
+    """Bind a program to sizes and to this rank, once for many tensors.
+
+    Groups that the mesh has not made yet are made now, so every rank has to do this alike.
+
+    Args:
+      program: what to do.
+      mesh: the mesh that the program was made for, with its groups.
+      sizes: global size or packing of each dim, by name.
+    Returns: a function of local tensors.
+    Raises: LayoutError if a size is missing or does not fit; PlanError if ranks have to
+      communicate and there is no process group.
+    """
+    src = layout(program.src, mesh, where=None, **sizes)
+    dst = layout(program.dst, mesh, where=None, **sizes)
+    stages: list[tuple[Route, ProcessGroup | None]] = []
+    for step in program.steps:
+        part = route(step, src, dst, mesh.rank)
+        quiet = isinstance(step, Slice | ZeroPad)
+        stages.append((part, None if quiet else mesh.group(part.axes)))
+    return Lowered(program, src, dst, mesh.rank, tuple(stages))
+
+
+def reshard(
+    x: Shaped[Tensor, "..."], arrow: str, mesh: Mesh, **sizes: int | Packing
+) -> Shaped[Tensor, "..."]:
+    """Move a tensor from one layout to another; every rank calls this alike.
+
+    The gradient of a value that is replicated over an axis is a term of a sum over it, the
+    gradient of such a term is replicated, and that of a split value is split.
+
+    Args:
+      x: this rank's part in the layout on the left.
+      arrow: both layouts, such as ``b s@cp h d -> b s h@cp d``.
+      mesh: the axes, and the ranks along them.
+      sizes: global size or packing of dims, by name; a plain dim that is not named is taken as
+        even over its axes.
+    Returns: this rank's part in the layout on the right, same dtype; the tensor itself where the
+      layouts are the same.
+    Raises: SpecError if the arrow cannot be read; LayoutError if it does not fit the mesh, the
+      sizes or the tensor, or needs several steps; PlanError if ranks have to communicate and
+      there is no process group.
+    """
+    src, _ = expanded(arrow, x.ndim)
+    filled = {**_even(src, mesh, tuple(x.shape)), **sizes}
+    return _lowered(arrow, x.ndim, _Same(mesh), tuple(filled.items()))(x)
+
+
+@lru_cache(maxsize=1024)
+def expanded(text: str, ndim: int) -> tuple[Spec, Spec]:
+    """The specs of an arrow for a tensor of so many dims.
+
+    Raises: SpecError if the arrow cannot be read or has another number of dims.
+    """
+    src, dst = read_arrow(text)
+    return src.expand(ndim), dst.expand(ndim)
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """A mesh as a key: its groups are its own, so an equal mesh is not the same."""
+
+    mesh: Mesh
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.mesh is other.mesh
+
+    def __hash__(self) -> int:
+        return id(self.mesh)
+
+
+@lru_cache(maxsize=1024)
+def _lowered(
+    text: str, ndim: int, same: _Same, sizes: tuple[tuple[str, int | Packing], ...]
+) -> Lowered:
+    """The program of an arrow, bound; made once for each mesh and sizes."""
+    named = dict(sizes)
+    src, dst = expanded(text, ndim)
+    program = transition(src, dst, same.mesh, where=None, **named)
+    return lower(program, same.mesh, named)
+
+
+def _even(src: Spec, mesh: Mesh, shape: tuple[int, ...]) -> dict[str, int]:
+    """Global sizes of plain dims, if all ranks have as much as this one.
+
+    Dims that stay with the ranks that read them have no such size.
+    """
+    found: dict[str, int] = {}
+    for dim, rows in zip(src.dims, shape, strict=True):
+        if isinstance(dim, Name) and not any(split.order == "home" for split in dim.splits):
+            axes = [axis.name for split in dim.splits for axis in split.axes]
+            found[dim.name] = rows * mesh.span([a for a in axes if a in mesh.sizes])
+    return found
