@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.loss import token_loss
+
+
+def problem(rows: int, vocab: int = 37, width: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, width, generator=draw).requires_grad_()
+    head = torch.randn(vocab, width, generator=draw).requires_grad_()
+    return hidden, head, torch.randint(vocab, (rows,), generator=draw)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 10, 11, 1024])
+def test_loss_equals_cross_entropy_whatever_the_chunk(chunk: int):
+    hidden, head, targets = problem(10)
+    labels = torch.tensor(16.0)
+    got = token_loss(hidden, head, targets, labels, chunk=chunk)
+    logits = (hidden.double() @ head.double().T).detach().requires_grad_()
+    want = F.cross_entropy(logits, targets, reduction="sum") / 16
+    want.backward()
+    got.backward()
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(hidden.grad, (logits.grad @ head.double()).float())
+    torch.testing.assert_close(head.grad, (logits.grad.T @ hidden.double()).float())
+
+
+def test_loss_scales_its_gradients_by_what_comes_from_above():
+    hidden, head, targets = problem(5)
+    loss = token_loss(hidden, head, targets, torch.tensor(1.0), chunk=2)
+    once = torch.autograd.grad(loss, (hidden, head), retain_graph=True)
+    thrice = torch.autograd.grad(3 * loss, (hidden, head))
+    for one, three in zip(once, thrice, strict=True):
+        torch.testing.assert_close(3 * one, three)
+
+
+def test_loss_without_labels_is_zero_with_zero_gradients():
+    hidden, head, targets = problem(0)
+    loss = token_loss(hidden, head, targets, torch.tensor(1.0))
+    loss.backward()
+    assert loss == 0
+    assert hidden.grad.shape == (0, 12)
+    assert torch.equal(head.grad, torch.zeros(37, 12))
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_loss_leaves_frozen_inputs_alone(frozen: int):
+    hidden, head, targets = problem(7)
+    (hidden, head)[frozen].requires_grad_(False)
+    token_loss(hidden, head, targets, torch.tensor(7.0), chunk=4).backward()
+    assert [x.grad is None for x in (hidden, head)] == [frozen == 0, frozen == 1]
+
+
+def test_loss_in_bf16_sums_in_fp32():
+    hidden, head, targets = problem(40)
+    half, half_head = (x.detach().bfloat16().requires_grad_() for x in (hidden, head))
+    got = token_loss(half, half_head, targets, torch.tensor(40.0), chunk=16)
+    logits = F.linear(half, half_head).float()
+    got.backward()
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, F.cross_entropy(logits, targets), rtol=1e-6, atol=0)
+    assert (half.grad.dtype, half_head.grad.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the shape of every tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in torch.utils._pytree.tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.shapes.add(tuple(leaf.shape))
+        return out
+
+
+def test_loss_never_holds_more_than_a_chunk_of_logits():
+    rows, vocab, width, chunk = 50, 4096, 12, 16
+    hidden, head, targets = problem(rows, vocab, width)
+    with Sizes() as seen:
+        token_loss(hidden, head, targets, torch.tensor(50.0), chunk=chunk).backward()
+    weights = {(vocab, width), (width, vocab)}
+    numel = {shape: torch.Size(shape).numel() for shape in seen.shapes - weights}
+    assert max(numel.values()) == chunk * vocab
+    assert (chunk, vocab) in numel

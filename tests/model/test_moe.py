@@ -1,0 +1,136 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model.moe import (
+    Load,
+    expert_ends,
+    load_balance,
+    moe,
+    refuse_widths,
+    route,
+)
+from model.params import MoeParams
+
+E, M, W, K = 8, 16, 24, 2
+
+
+def experts(seed: int = 0, dtype: torch.dtype = torch.float32) -> MoeParams:
+    draw = torch.Generator().manual_seed(seed)
+    shapes = (E, M), (E, M, W), (E, 2 * W, M)
+    weights = ((0.3 * torch.randn(shape, generator=draw)).to(dtype) for shape in shapes)
+    return MoeParams(*(weight.requires_grad_() for weight in weights))
+
+
+def tokens(count: int, seed: int = 1) -> Tensor:
+    return torch.randn(count, M, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def one_by_one(params: MoeParams, x: Tensor) -> Tensor:
+    """Token by token, expert by expert, in fp64."""
+    router, gate_up, down = (
+        weight.double() for weight in (params.router_w, params.gate_up, params.down)
+    )
+    rows = []
+    for token in x.double():
+        best = torch.softmax(router @ token, 0).topk(K)
+        parts = [
+            down[e] @ (F.silu(gate_up[e, :W] @ token) * (gate_up[e, W:] @ token))
+            for e in best.indices
+        ]
+        shares = best.values / best.values.sum()
+        rows.append(sum(share * part for share, part in zip(shares, parts, strict=True)))
+    return torch.stack(rows)
+
+
+def test_moe_equals_experts_one_by_one_with_all_gradients():
+    params, x = experts(), tokens(13)
+    out, _ = moe(params, x, top_k=K)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    inputs = (x, params.router_w, params.gate_up, params.down)
+    got = torch.autograd.grad((out * weight).sum(), inputs)
+    want_out = one_by_one(params, x)
+    want = torch.autograd.grad((want_out * weight).sum(), inputs)
+    torch.testing.assert_close(out.double(), want_out, rtol=1e-5, atol=1e-5)
+    for mine, wanted in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-5 * float(wanted.norm()))
+
+
+def test_moe_on_no_token_keeps_zero_gradients():
+    params, x = experts(), tokens(0)
+    out, load = moe(params, x, top_k=K)
+    out.sum().backward()
+    assert out.shape == (0, M)
+    assert x.grad.shape == (0, M)
+    for weight in (params.router_w, params.gate_up, params.down):
+        assert torch.equal(weight.grad, torch.zeros_like(weight))
+    assert load.tokens == 0
+
+
+def test_moe_leaves_unchosen_experts_with_exactly_zero_gradients():
+    params, x = experts(), tokens(1)
+    out, load = moe(params, x, top_k=K)
+    (out**2).sum().backward()
+    unused = load.chosen == 0
+    assert int(unused.sum()) == E - K
+    for weight in (params.gate_up, params.down):
+        assert not weight.grad[unused].any()
+        assert weight.grad[~unused].flatten(1).any(1).all()
+
+
+def test_moe_in_bf16_keeps_the_router_in_fp32():
+    params = experts(dtype=torch.bfloat16)
+    x = tokens(9).detach().bfloat16()
+    routing = route(params.router_w, x, top_k=K)
+    out, _ = moe(params, x, top_k=K)
+    assert (routing.probs.dtype, routing.shares.dtype) == (torch.float32, torch.bfloat16)
+    assert out.dtype == torch.bfloat16
+    want = one_by_one(params, x)
+    assert (out.double() - want).norm() <= 0.02 * want.norm()  # bf16 rounds to 2**-8
+
+
+def test_route_shares_sum_to_one_over_the_largest():
+    params = experts()
+    routing = route(params.router_w, tokens(20), top_k=K)
+    torch.testing.assert_close(routing.shares.sum(-1), torch.ones(20))
+    chosen = routing.probs.gather(-1, routing.experts)
+    kth = routing.probs.sort(-1, descending=True).values[:, :K]
+    torch.testing.assert_close(chosen, kth, rtol=0, atol=0)
+
+
+def test_expert_ends_count_sorted_experts():
+    ends = expert_ends(torch.tensor([0, 0, 2, 5, 5, 5]), 7)
+    assert ends.dtype == torch.int32
+    assert ends.tolist() == [2, 2, 3, 3, 3, 6, 6]
+
+
+def test_load_counts_choices_and_probabilities():
+    params, x = experts(), tokens(11)
+    routing = route(params.router_w, x, top_k=K)
+    _, load = moe(params, x, top_k=K)
+    counts = torch.bincount(routing.experts.flatten(), minlength=E)
+    assert load.chosen.tolist() == counts.tolist()
+    torch.testing.assert_close(load.probs, routing.probs.sum(0))
+    assert load.tokens == 11
+
+
+def test_load_balance_adds_layers_before_it_divides():
+    two = [
+        Load(torch.tensor([3.0, 1.0]), torch.tensor([1.5, 0.5]), torch.tensor(2.0)),
+        Load(torch.tensor([2.0, 2.0]), torch.tensor([1.25, 0.75]), torch.tensor(2.0)),
+    ]
+    assert load_balance(two) == 2 * (5 / 4 * 2.75 / 4 + 3 / 4 * 1.25 / 4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widths", "message"),
+    [
+        (torch.float32, {"a": 64, "b": 6, "c": 5}, "multiples of 4 in torch.float32, got b=6, c=5"),
+        (torch.bfloat16, {"a": 64, "b": 12}, "multiples of 8 in torch.bfloat16, got b=12"),
+    ],
+)
+def test_refuse_widths_names_the_wrong_ones(dtype, widths, message):
+    with pytest.raises(ValueError, match=message):
+        refuse_widths(widths, dtype)
+    refuse_widths({"a": 64, "b": 24}, dtype)
