@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
+from typing import SupportsIndex
 
 from vlshard.errors import LayoutError
 
@@ -28,7 +30,7 @@ class Packing:
         lengths: Sequence[int],
         unit: int = 1,
         home: Sequence[int] | None = None,
-        cost: tuple[float, float] = (0.0, 1.0),
+        cost: tuple[float | int, float | int] = (0.0, 1.0),
     ) -> None:
         """Take any sequences of integers.
 
@@ -36,7 +38,7 @@ class Packing:
           lengths differ in number.
         """
         set_field = object.__setattr__
-        set_field(self, "unit", integers("unit", [unit], least=1)[0])
+        set_field(self, "unit", integer("unit", unit, least=1))
         set_field(self, "lengths", integers("lengths", lengths, least=0))
         set_field(self, "home", None if home is None else integers("home", home, least=0))
         set_field(self, "cost", (float(cost[0]), float(cost[1])))
@@ -58,9 +60,13 @@ class Packing:
 
 def integers(field: str, values: Sequence[int], least: int) -> tuple[int, ...]:
     """The values as plain integers, each at least ``least``."""
-    for i, value in enumerate(values):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise LayoutError(f"packing: {field}[{i}] is {value!r}, not an integer")
-        if value < least:
-            raise LayoutError(f"packing: {field}[{i}] is {value}, less than {least}")
-    return tuple(int(value) for value in values)
+    return tuple(integer(f"{field}[{i}]", value, least) for i, value in enumerate(values))
+
+
+def integer(field: str, value: object, least: int) -> int:
+    """The value as a plain integer."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise LayoutError(f"packing: {field} is {value!r}, not an integer")
+    if index(value) < least:
+        raise LayoutError(f"packing: {field} is {value}, less than {least}")
+    return index(value)

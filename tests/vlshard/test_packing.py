@@ -1,0 +1,35 @@
+import pytest
+
+from vlshard.errors import LayoutError
+from vlshard.packing import Packing
+
+
+def test_packing_is_frozen_hashable_and_counts_rows():
+    packing = Packing([8, 4, 12], unit=4, home=[0, 1, 0], cost=(1, 2))
+    assert packing == Packing((8, 4, 12), 4, (0, 1, 0), (1.0, 2.0))
+    assert hash(packing) == hash(Packing((8, 4, 12), 4, (0, 1, 0), (1.0, 2.0)))
+    assert packing.rows == 24
+    assert (packing.lengths, packing.home, packing.cost) == ((8, 4, 12), (0, 1, 0), (1.0, 2.0))
+    with pytest.raises(AttributeError):
+        packing.unit = 2
+
+
+def test_packing_may_be_empty():
+    assert Packing([], unit=4, home=[]).rows == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([4, -4], 4), "packing: lengths[1] is -4, less than 0"),
+        (([4, True],), "packing: lengths[1] is True, not an integer"),
+        (([8, 6], 4), "packing: segment 1 has 6 rows, no multiple of unit 4"),
+        (([4], 0), "packing: unit is 0, less than 1"),
+        (([4, 4], 4, [0]), "packing: 2 lengths, but home names 1 segments"),
+        (([4, 4], 4, [0, -1]), "packing: home[1] is -1, less than 0"),
+    ],
+)
+def test_packing_refuses_wrong_numbers(arguments, message):
+    with pytest.raises(LayoutError) as error:
+        Packing(*arguments)
+    assert str(error.value) == message
