@@ -158,7 +158,8 @@ def _pick_pixels(
     items: tuple[Item, ...], item: IntArray, within: IntArray, pixels: Pixels, width: int
 ) -> Float[Tensor, "n p"]:
     """Patch rows of each item, put where the share has them."""
-    rows = torch.empty(len(item), width)
+    dtype = next((rows.dtype for rows in pixels.values()), torch.float32)
+    rows = torch.empty(len(item), width, dtype=dtype)
     order = np.argsort(item, kind="stable")
     numbers, counts = np.unique(item, return_counts=True)
     for number, stop, count in zip(numbers, np.cumsum(counts), counts, strict=True):
