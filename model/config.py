@@ -18,6 +18,7 @@ from model.sections import (
 )
 from model.settings import Settings
 from model.shapes import Shape, layer_shapes, prefixed, vision_shapes
+from vlshard.settings import Heads
 
 ARCHITECTURE = "Qwen3VLMoeForConditionalGeneration"
 
@@ -104,12 +105,12 @@ class Config:
         return BOUNDARIES
 
     @property
-    def heads(self) -> Mapping[str, tuple[int, int]]:
-        """(query heads, key and value heads) of each attention site."""
-        text = self.text
+    def heads(self) -> Mapping[str, Heads]:
+        """Heads of each attention site."""
+        vision, text = self.vision, self.text
         return {
-            "vision": (self.vision.num_heads, self.vision.num_heads),
-            "text": (text.num_attention_heads, text.num_key_value_heads),
+            "vision": Heads(vision.num_heads, vision.num_heads, vision.head_dim),
+            "text": Heads(text.num_attention_heads, text.num_key_value_heads, text.head_dim),
         }
 
     @property

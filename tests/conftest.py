@@ -22,3 +22,29 @@ def ranks():
     yield get
     for running in pools.values():
         running.close()
+
+
+TABLE = pytest.StashKey()
+
+
+def pytest_configure(config):
+    config.stash[TABLE] = []
+
+
+@pytest.fixture
+def parity_table(request):
+    """Takes one row of the table that the run ends with."""
+    return lambda *row: request.config.stash[TABLE].append(row)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    rows = config.stash[TABLE]
+    if not rows:
+        return
+    write = terminalreporter.write_line
+    terminalreporter.section("parity with one process")
+    write(f"{'plan':20}{'ranks':>5}  {'case':31}{'loss':>10}{'off':>9}{'norm off':>9}  gradients")
+    for plan, world, case, found, off, norm_off, faults in rows:
+        state = f"{len(found.gradients)} equal" if not faults else f"{len(faults)} off"
+        loss = found.loss
+        write(f"{plan:20}{world:5}  {case:31}{loss:10.6f}{off:9.1e}{norm_off:9.1e}  {state}")

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.config import Config
 from model.inputs import ModelInputs, build_inputs
 from model.sample import IGNORED, Sample, sample_facts
 from vlshard.boundaries import LocalBoundaries, local_boundaries
 from vlshard.header import Grid, StepHeader, make_headers, whole_share
+from vlshard.pytree import tree_leaves
 
 IMAGE, VIDEO, START, END = 90, 91, 92, 93
 
@@ -79,7 +81,7 @@ def tiny_raw(
 
 @cache
 def tiny_config() -> Config:
-    """The config of runs that start from initialised weights, spread enough to tell layers apart."""
+    """The config of runs from initialised weights, spread enough to tell layers apart."""
     spread = {"initializer_range": 0.08}
     return Config.from_dict(tiny_raw(text=spread, vision=spread))
 
@@ -143,3 +145,18 @@ class Batch:
 def make_batch(config: Config, *samples: Sample, seed: int = 1) -> Batch:
     """A batch with random pixels."""
     return Batch(samples, pixels_of(samples, config.vision.patch_width, seed), config)
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shape of every tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.found.add(tuple(leaf.shape))
+        return out

@@ -57,8 +57,11 @@ class Runs:
     k_starts: tuple[int, ...]
     k_lengths: tuple[int, ...]
     causal: bool = False
-    _on_device: dict[tuple[str, torch.device], Int[Tensor, " n"]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
+    _on_device: dict[tuple[str, torch.device], Tensor] = field(
+        default_factory=dict[tuple[str, torch.device], Tensor],
+        init=False,
+        compare=False,
+        repr=False,
     )
 
     @classmethod
@@ -175,4 +178,4 @@ def _windows(
         rows = x[first : first + total]
     else:
         rows = x.index_select(0, runs.index(name, windows.rows, x.device))
-    return rows.unflatten(0, (len(windows.starts), windows.length))
+    return rows.reshape(len(windows.starts), windows.length, *x.shape[1:])

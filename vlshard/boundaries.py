@@ -1,7 +1,7 @@
 """How a pure function meets a plan: it names its boundaries and never asks where tensors live."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ class Pending:
         return self._value
 
 
+@runtime_checkable
+@runtime_checkable
 class Boundaries(Protocol):
     """The names at which a plan may change where tensors live."""
 
@@ -64,9 +66,9 @@ class LocalBoundaries:
         if site == "vision":
             return segmented_attention(query, key, value, self._vision)
         rows, length = query.shape[:2]
-        flat = (x.flatten(0, 1) for x in (query, key, value))
-        out = segmented_attention(*flat, Runs.segments([length] * rows, causal=True))
-        return out.unflatten(0, (rows, length))
+        runs = Runs.segments([length] * rows, causal=True)
+        flat = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+        return segmented_attention(*flat, runs).reshape(query.shape)
 
 
 def local_boundaries(segments: Sequence[int] = ()) -> LocalBoundaries:

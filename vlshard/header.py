@@ -132,12 +132,14 @@ class Share:
       rows: samples of the micro-batch.
       positions: token positions of the padded row; positions past a sample's end are padding.
       visual: whether any rank holds a visual row (if not, all ranks skip the vision tower).
+      copies: number of ranks that compute each of these tokens, and so share its loss.
     """
 
     patches: IntArray
     rows: IntArray
     positions: IntArray
     visual: bool
+    copies: int = 1
 
 
 def whole_share(header: StepHeader) -> Share:

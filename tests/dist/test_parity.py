@@ -1,0 +1,97 @@
+"""Every plan on every kind of batch, on 2 and 4 ranks, equals one process."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from model.config import Config
+from tests.batches import batches
+from tests.tiny import tiny_config
+from tests.training import Outcome, Run, gradient_faults
+
+PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
+SEED = 3
+
+
+TRAINED = ("mixed sizes", "images on the last rank only", "unequal token counts")
+
+
+def path(plan: str) -> str:
+    return f"plans/{plan}.py"
+
+
+def everything(plan: str | None, raw) -> tuple[dict[str, Outcome], Outcome]:
+    """One step from the same weights on each case, then twenty steps of training."""
+    run = Run(Config.from_dict(raw), plan, seed=SEED)
+    cases = batches(run.config)
+    single = {name: run.probe(batch) for name, batch in cases.items()}
+    trained = run.train([cases[name] for name in TRAINED], steps=20, weight_decay=0.1)
+    if plan and torch.distributed.get_rank():
+        for outcome in single.values():
+            outcome.gradients = {}  # equal to rank 0's, which hands them over
+    return single, trained
+
+
+@cache
+def reference() -> tuple[dict[str, Outcome], Outcome]:
+    return everything(None, tiny_config().raw)
+
+
+@pytest.fixture(scope="module")
+def outcomes(ranks):
+    """Per rank what ``everything`` gave, run once for each plan and number of ranks."""
+    known = {}
+
+    def get(plan, world):
+        if (plan, world) not in known:
+            raw = tiny_config().raw
+            known[plan, world] = ranks(world).run(everything, path(plan), raw, timeout=180)
+        return known[plan, world]
+
+    return get
+
+
+@pytest.mark.parametrize("case", batches(tiny_config()))
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("plan", PLANS)
+def test_plan_equals_one_process(plan, world, case, outcomes, parity_table):
+    found, expected = outcomes(plan, world)[0][0][case], reference()[0][case]
+    off = abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-9)
+    norm_off = abs(found.norm - expected.norm) / max(expected.norm, 1e-9)
+    faults = gradient_faults(found, expected)
+    parity_table(plan, world, case, found, off, norm_off, faults)
+    assert not faults
+    assert off <= 1e-6  # fp32 sums in another order
+    assert norm_off <= 1e-5
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_rank_logs_the_same_numbers(plan, world, outcomes):
+    per_rank = outcomes(plan, world)
+    for case in batches(tiny_config()):
+        assert len({(single[case].loss, single[case].norm) for single, _ in per_rank}) == 1
+    assert len({(*trained.losses, *trained.norms) for _, trained in per_rank}) == 1
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("plan", PLANS[2:])
+def test_vision_work_is_split_evenly_inside_each_pair(plan, world, outcomes):
+    for case, outcome in outcomes(plan, world)[0][0].items():
+        rows = outcome.patches[0]
+        total = sum(len(pixels) for pixels in batches(tiny_config())[case].pixels.values())
+        assert sum(rows) == total
+        if world == 2:
+            micro_batches = 5 if "micro" in case else 1
+            assert max(rows) <= total / 2 + 4 * micro_batches
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("plan", PLANS)
+def test_twenty_steps_follow_one_process(plan, world, outcomes):
+    found, expected = outcomes(plan, world)[0][1], reference()[1]
+    pairs = zip(found.losses, expected.losses, strict=True)
+    assert max(abs(a - b) for a, b in pairs) <= 1e-5
+    pairs = zip(found.norms, expected.norms, strict=True)
+    assert max(abs(a - b) / b for a, b in pairs) <= 2e-5

@@ -1,0 +1,176 @@
+"""One training step, with and without a plan, and what it left: what parity tests compare."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from model.config import Config
+from model.init import fill
+from model.inputs import build_inputs
+from model.modules import Qwen3VLMoe
+from model.sample import sample_facts
+from tests.batches import Batch
+from vlshard.adapt import shard_model
+from vlshard.boundaries import local_boundaries
+from vlshard.header import make_headers, whole_share
+from vlshard.norm import clip_gradients, grad_norm
+from vlshard.plan import load_plan
+
+
+@dataclass
+class Outcome:
+    """What one or more steps left.
+
+    Attributes:
+      losses: loss of each step, summed over ranks.
+      norms: gradient norm of each step, before clipping.
+      gradients: raw gradients of the first step, whole; None where there is none.
+      weights: weights after the last step, whole.
+      patches: per step, patch rows of each rank.
+      tokens: per step, token positions of each rank.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    patches: list[list[int]] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+
+    @property
+    def loss(self) -> float:
+        return self.losses[0]
+
+    @property
+    def norm(self) -> float:
+        return self.norms[0]
+
+
+class Run:
+    """A model under a plan (or none), fed whole batches that every rank knows."""
+
+    def __init__(
+        self, config: Config, plan: str | None, *, seed: int = 0, freeze=(), checkpoint=None
+    ):
+        self.config = config
+        self.bound = None
+        if plan is None:
+            self.model = Qwen3VLMoe(config, checkpoint)
+        else:
+            world = dist.get_world_size()
+            self.bound = load_plan(plan, world).bind(config, world)
+            with torch.device("meta"):
+                self.model = Qwen3VLMoe(config, checkpoint or self.bound.plan.checkpoint)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(not any(name.startswith(part) for part in freeze))
+        if self.bound is not None:
+            shard_model(self.model, self.bound)
+            self.model.to_empty(device="cpu")
+        fill(self.model, config, seed)
+        self.outcome = Outcome()
+
+    def headers(self, batch: Batch):
+        facts = [sample_facts(s, i, self.config) for i, s in enumerate(batch.samples)]
+        ranks = self.bound.data_ranks if self.bound else 1
+        return make_headers(facts, ranks, batch.micro_batch)
+
+    def forward_backward(self, batch: Batch) -> float:
+        """Raw gradients of one global batch; returns the loss, summed over ranks."""
+        total = torch.zeros(())
+        patches = tokens = 0
+        for header in self.headers(batch):
+            if self.bound:
+                at = self.bound.step(header)
+                share = at.share
+            else:
+                at, share = local_boundaries(header.segments), whole_share(header)
+            offsets = [facts.row for facts in header.samples]
+            samples = {i: batch.samples[row] for i, row in enumerate(offsets)}
+            pixels = {
+                (i, item): rows
+                for i, row in enumerate(offsets)
+                for (owner, item), rows in batch.pixels.items()
+                if owner == row
+            }
+            inputs = build_inputs(header, share, samples, pixels, self.config)
+            loss = self.model(inputs, at)
+            loss.backward()
+            total += loss.detach()
+            patches += len(share.patches)
+            tokens += len(share.rows) * len(share.positions)
+        counts = torch.tensor([patches, tokens])
+        rows = [counts]
+        if dist.is_initialized() and self.bound:
+            dist.all_reduce(total)
+            rows = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
+            dist.all_gather(rows, counts)
+        self.outcome.patches.append([int(r[0]) for r in rows])
+        self.outcome.tokens.append([int(r[1]) for r in rows])
+        return float(total)
+
+    def raw_gradients(self) -> dict[str, torch.Tensor | None]:
+        return {
+            name: None if p.grad is None else full(p.grad).clone()
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
+
+    def probe(self, batch: Batch) -> Outcome:
+        """Numbers and raw gradients of one batch; the weights stay."""
+        self.outcome = Outcome()
+        self.model.zero_grad(set_to_none=True)
+        self.outcome.losses.append(self.forward_backward(batch))
+        self.outcome.gradients = self.raw_gradients()
+        self.outcome.norms.append(float(grad_norm(self.trained)))
+        return self.outcome
+
+    def train(self, batches, *, steps: int, weight_decay: float = 0.0, lr=1e-3) -> Outcome:
+        """AdamW over the batches in turn, clipped to norm 1."""
+        self.outcome = Outcome()
+        optimizer = torch.optim.AdamW(self.trained, lr=lr, weight_decay=weight_decay)
+        for step in range(steps):
+            self.model.zero_grad(set_to_none=True)
+            self.outcome.losses.append(self.forward_backward(batches[step % len(batches)]))
+            if step == 0:
+                self.outcome.gradients = self.raw_gradients()
+            self.outcome.norms.append(float(clip_gradients(self.trained, 1.0)))
+            optimizer.step()
+        self.outcome.weights = {
+            name: full(p.detach()).clone() for name, p in self.model.named_parameters()
+        }
+        return self.outcome
+
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+
+def full(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def gradient_faults(found: Outcome, expected: Outcome) -> list[str]:
+    """Parameters whose raw gradient is off, with by how much.
+
+    The bound is ``norm(difference) <= 1e-5 norm(reference) + 1e-6 x global norm``: fp32 rounding
+    of sums taken in another order.
+    """
+    faults = []
+    if found.gradients.keys() != expected.gradients.keys():
+        return [f"keys differ: {found.gradients.keys() ^ expected.gradients.keys()}"]
+    known = [g.double().norm() ** 2 for g in expected.gradients.values() if g is not None]
+    scale = float(sum(known)) ** 0.5
+    for name, reference in expected.gradients.items():
+        gradient = found.gradients[name]
+        if (gradient is None) != (reference is None):
+            faults.append(f"{name}: {gradient is None=} {reference is None=}")
+        elif reference is not None:
+            off = float((gradient.double() - reference.double()).norm())
+            limit = 1e-5 * float(reference.double().norm()) + 1e-6 * scale
+            unused = "embed_tokens" in name or "experts" in name  # rows that nothing reads
+            zeros = (reference == 0).flatten(1).all(1) if unused else ()
+            if off > limit or (unused and bool(gradient[zeros].any())):
+                faults.append(f"{name}: off by {off:.2e}, limit {limit:.2e}")
+    return faults

@@ -1,0 +1,67 @@
+"""Typed shard specs: write down where a tensor lives, and let a planner move it."""
+
+from vlshard.adapt import shard_model
+from vlshard.boundaries import Boundaries, Pending, local_boundaries
+from vlshard.errors import LayoutError, PlanError, ShardError, SpecError
+from vlshard.header import SampleFacts, Share, StepHeader
+from vlshard.layout import Layout, layout
+from vlshard.mesh import Mesh, MeshShape
+from vlshard.packing import Packing
+from vlshard.plan import BoundPlan, Plan, load_plan
+from vlshard.pytree import pytree
+from vlshard.reshard import reshard
+from vlshard.settings import fsdp, gather, hybrid, replicate, ring, ulysses
+from vlshard.spec import Spec, spec
+from vlshard.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+    ZeroPad,
+)
+from vlshard.transition import Program, transition
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "BoundPlan",
+    "Boundaries",
+    "Exchange",
+    "Layout",
+    "LayoutError",
+    "Mesh",
+    "MeshShape",
+    "Packing",
+    "Pending",
+    "Plan",
+    "PlanError",
+    "Program",
+    "ReduceScatter",
+    "SampleFacts",
+    "ShardError",
+    "Share",
+    "Slice",
+    "Spec",
+    "SpecError",
+    "Step",
+    "StepHeader",
+    "ZeroPad",
+    "fsdp",
+    "gather",
+    "hybrid",
+    "layout",
+    "load_plan",
+    "local_boundaries",
+    "pytree",
+    "replicate",
+    "reshard",
+    "ring",
+    "shard_model",
+    "spec",
+    "transition",
+    "ulysses",
+]

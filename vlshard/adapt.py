@@ -1,0 +1,47 @@
+"""Puts a plan's parameter storage on a model: FSDP2 on every unit, gradients as plain sums."""
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from vlshard.plan import BoundPlan
+
+
+def shard_model(
+    model: nn.Module,
+    bound: BoundPlan,
+    *,
+    compute_dtype: torch.dtype = torch.float32,
+    device_type: str = "cpu",
+) -> None:
+    """Store the model's parameters as the plan says; the module itself becomes an FSDP2 root.
+
+    Parameters stay in their own dtype at rest and are gathered in ``compute_dtype``; gradients
+    are summed in fp32 over every rank that computed with them, and divided by nothing: the loss
+    is a sum over ranks already divided by the global label count.
+
+    Args:
+      model: built for the plan's config, on the meta device or with equal weights on all ranks.
+      bound: the plan, bound to that config.
+      compute_dtype: dtype of the gathered parameters.
+      device_type: where the ranks compute.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if compute_dtype == torch.float32 else compute_dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    units = bound.config.units()
+    storages = {unit: bound.storage(unit) for unit in units}
+    meshes = {
+        storage: bound.mesh.device_mesh(
+            shard=storage.shard, replicate=storage.replicate, device_type=device_type
+        )
+        for storage in sorted(set(storages.values()), key=str)
+    }
+    for unit in units:
+        fully_shard(model.get_submodule(unit), mesh=meshes[storages[unit]], mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)

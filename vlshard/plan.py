@@ -1,0 +1,281 @@
+"""A plan: which layout each boundary has, how parameters are stored, how attention is met."""
+
+import importlib
+import runpy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from vlshard import check
+from vlshard.attention import segmented_attention
+from vlshard.boundaries import Pending
+from vlshard.check import PATCHES, SITES, TOKENS, ModelConfig
+from vlshard.errors import PlanError, ShardError
+from vlshard.header import Share, StepHeader
+from vlshard.layout import layout
+from vlshard.mesh import Mesh
+from vlshard.packing import Packing
+from vlshard.schedule import (
+    Move,
+    Schedule,
+    hand_off,
+    merged_packing,
+    text_schedule,
+    vision_schedule,
+    visual_positions,
+)
+from vlshard.settings import Gather, Mode, Storage, Ulysses
+from vlshard.spec import Name, Spec, spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where everything lives, for one world size.
+
+    Attributes:
+      mesh: named axes, outermost first.
+      params: storage of parameters by name pattern (``**`` is anything); the first match wins.
+      layouts: spec of ``vision.patches`` and ``text.tokens``; all other boundaries follow.
+      attention: how each site's attention is met, where tokens are cut over an axis.
+      checkpoint: recompute every k-th block of a site, for example ``{"vision": 2}``.
+      splits: parameters cut for compute; not available yet.
+      source: file that the plan was read from, for messages.
+    """
+
+    mesh: Mesh
+    params: Mapping[str, Storage]
+    layouts: Mapping[str, str]
+    attention: Mapping[str, Mode] = field(default_factory=dict[str, Mode])
+    checkpoint: Mapping[str, int] = field(default_factory=dict[str, int])
+    splits: Mapping[str, str] = field(default_factory=dict[str, str])
+    source: str = "plan"
+
+    def bind(self, config: ModelConfig, world: int) -> "BoundPlan":
+        """Check the plan against a model and a world, and make its process groups.
+
+        Args:
+          config: the model's config.
+          world: number of ranks.
+        Returns: the plan, ready to be stepped.
+        Raises: PlanError that lists every fault, the same on all ranks, before anything is sent.
+        """
+        faults = list(self.faults(config, world))
+        if faults:
+            raise _joined(faults, self.source)
+        bound = BoundPlan(self, config)
+        if dist.is_initialized():
+            self.mesh.make_groups(bound.group_axes)
+        return bound
+
+    def faults(self, config: ModelConfig, world: int) -> Iterable[ShardError]:
+        """Everything that keeps the plan from running on this model and world."""
+        mesh, source = self.mesh, self.source
+        yield from check.check_world(mesh, world, source)
+        yield from check.check_storage(self.params, mesh, config, source)
+        if self.splits:
+            yield PlanError("splits of parameters are not available yet", where=f"{source} splits")
+        yield from check.check_checkpoint(self.checkpoint, config, source)
+        layouts = list(check.check_layouts(self.layouts, mesh, config, source))
+        yield from layouts
+        if not layouts:
+            yield from check.check_homes(self.layouts, source)
+            yield from check.check_attention(self.attention, self.layouts, mesh, config, source)
+
+
+def _joined(faults: list[ShardError], source: str) -> PlanError:
+    """One error for all faults."""
+    if len(faults) == 1:
+        (fault,) = faults
+        return PlanError(
+            fault.headline,
+            text=fault.text,
+            spans=fault.spans,
+            where=fault.where,
+            notes=fault.notes,
+        )
+    listed = [line for fault in faults for line in str(fault).splitlines()]
+    return PlanError(f"{len(faults)} faults in {source}", notes=listed)
+
+
+def load_plan(name: str, world: int) -> Plan:
+    """The plan that a file or a module defines with ``plan(world)``.
+
+    Args:
+      name: path of a Python file (``plans/baseline_dp.py``) or a module (``plans.baseline_dp``).
+      world: number of ranks.
+    Raises: PlanError if there is no such plan, it defines no ``plan``, or it refuses the world.
+    """
+    path = Path(name)
+    if name.endswith(".py") or path.exists():
+        if not path.is_file():
+            raise PlanError(f"no plan file {name!r}", notes=[_known_plans(path.parent)])
+        names, source = runpy.run_path(name), name
+    else:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            known = _known_plans(Path("plans"))
+            raise PlanError(f"no plan module {name!r}", notes=[known]) from error
+        names, source = vars(module), name.replace(".", "/") + ".py"
+    build = names.get("plan")
+    if not callable(build):
+        raise PlanError(f"{name} defines no function plan(world)")
+    plan = build(world)
+    if not isinstance(plan, Plan):
+        raise PlanError(f"plan({world}) of {name} gave {type(plan).__name__}, not a Plan")
+    return replace(plan, source=source)
+
+
+def _known_plans(folder: Path) -> str:
+    names = sorted(p.name for p in folder.glob("*.py") if p.name != "__init__.py")
+    return f"plans in {folder}: {', '.join(names) or 'none'}"
+
+
+@dataclass(frozen=True)
+class BoundPlan:
+    """A plan that fits a model and a world."""
+
+    plan: Plan
+    config: ModelConfig
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks by axis."""
+        return self.plan.mesh
+
+    @cached_property
+    def patches(self) -> Spec:
+        """Layout of the patches."""
+        return spec(self.plan.layouts[PATCHES])
+
+    @cached_property
+    def tokens(self) -> Spec:
+        """Layout of the tokens."""
+        return spec(self.plan.layouts[TOKENS])
+
+    @cached_property
+    def data_axes(self) -> tuple[str, ...]:
+        """Axes over which rows are read; ranks that differ elsewhere read the same rows."""
+        return check.home_axes(self.tokens) or check.home_axes(self.patches)
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of data-parallel ranks that read rows."""
+        return len(self.mesh.peers(self.data_axes, self.mesh.rank))
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among them."""
+        return list(self.mesh.peers(self.data_axes, self.mesh.rank)).index(self.mesh.rank)
+
+    @cached_property
+    def hand_off_axes(self) -> tuple[str, ...]:
+        """Axes over which visual rows may travel to their placeholders."""
+        used = {*check.spec_axes(self.patches), *check.spec_axes(self.tokens)}
+        homes = check.home_axes(self.patches), check.home_axes(self.tokens)
+        settled = homes[0] if homes[0] == homes[1] else ()
+        return tuple(axis for axis in self.mesh.sizes if axis in used and axis not in settled)
+
+    @property
+    def group_axes(self) -> list[tuple[str, ...]]:
+        """Axes of every process group that activations need."""
+        modes = [cast("Ulysses | Gather", mode) for mode in self.plan.attention.values()]
+        axes = {(mode.axis,) for mode in modes} | {self.hand_off_axes}
+        return sorted(axes - {()})
+
+    @cached_property
+    def divisor(self) -> int:
+        """Padded rows have a multiple of this many positions."""
+        dim, count = self.tokens.dims[1], 1
+        for split in dim.splits if isinstance(dim, Name) else ():
+            size = self.mesh.sizes[split.axes[0].name]
+            count *= 2 * size if split.order == "zigzag" else size
+        return count
+
+    @cached_property
+    def copies(self) -> int:
+        """Number of ranks that compute each row of tokens."""
+        split = check.spec_axes(self.tokens)
+        return self.mesh.size // len(self.mesh.peers(split, self.mesh.rank))
+
+    def storage(self, unit: str) -> Storage:
+        """How the parameters of a unit are stored, every axis of the mesh named."""
+        names = self.config.parameter_shapes()
+        chosen = check.storage_patterns(self.plan.params, names)
+        first = next(n for n in names if check.unit_of(n, self.config.units()) == unit)
+        shard = self.plan.params[chosen[first]].shard
+        named = self.plan.params[chosen[first]].replicate
+        rest = [axis for axis in self.mesh.sizes if axis not in (*shard, *named)]
+        return Storage(shard, (*named, *rest))
+
+    def step(self, header: StepHeader) -> "StepBoundaries":
+        """Plan one micro-batch: what this rank holds of it, and what moves where.
+
+        Args:
+          header: the micro-batch, the same on every rank.
+        """
+        packing = Packing(header.segments, unit=self.config.unit, home=header.segment_home)
+        longest = max((sample.tokens for sample in header.samples), default=0)
+        length = max(-(-longest // self.divisor), 1) * self.divisor
+        rows = Packing([1] * len(header.samples), home=header.home)
+        mesh, modes = self.mesh, self.plan.attention
+        patches = layout(self.patches, mesh, where=PATCHES, img=packing, c=1)
+        merged = layout(self.patches, mesh, where=PATCHES, img=merged_packing(packing), c=1)
+        tokens = layout(self.tokens, mesh, where=TOKENS, b=rows, s=length, m=1)
+        vision, text = (cast("Ulysses | Gather | None", modes.get(site)) for site in SITES)
+        heads = self.config.heads
+        table = visual_positions(header, self.config.unit, length)
+        share = Share(
+            patches=patches.indices(mesh.rank)[0],
+            rows=tokens.indices(mesh.rank)[0],
+            positions=tokens.indices(mesh.rank)[1],
+            visual=header.visual,
+            copies=self.copies,
+        )
+        return StepBoundaries(
+            share=share,
+            schedules={
+                "vision": vision_schedule(patches, header.segments, vision, heads["vision"], mesh),
+                "text": text_schedule(tokens, text, heads["text"], mesh),
+            },
+            merged=hand_off(merged, tokens, table, self.hand_off_axes, mesh),
+        )
+
+
+class StepBoundaries:
+    """The boundaries of one micro-batch under a plan.
+
+    Attributes:
+      share: what this rank holds.
+    """
+
+    def __init__(self, share: Share, schedules: Mapping[str, Schedule], merged: Move) -> None:
+        self.share = share
+        self._schedules = schedules
+        self._moves = {"vision.merged": merged}
+        for site, schedule in schedules.items():
+            for role in ("q", "k", "v"):
+                self._moves[f"{site}.{role}"] = getattr(schedule, role)
+
+    def start(self, name: str, x: Tensor) -> Pending:
+        """Send a tensor over the named boundary; see ``Boundaries.start``."""
+        return Pending(self._moves[name](x))
+
+    def attend(self, site: str, q: Pending, k: Pending, v: Pending) -> Tensor:
+        """Attention inside segments; see ``Boundaries.attend``."""
+        schedule = self._schedules[site]
+        query, key, value = q.wait(), k.wait(), v.wait()
+        flat = _rows(query), _rows(key), _rows(value)
+        out = segmented_attention(*flat, schedule.runs).reshape(query.shape)
+        return schedule.back(out)
+
+
+def _rows(x: Float[Tensor, "... h d"]) -> Float[Tensor, "n h d"]:
+    """Rows of a batch one after another."""
+    return x.flatten(0, -3)
