@@ -5,6 +5,7 @@ cuts in the order in which they apply; nothing is parsed. All data are integers 
 every sum is exact.
 """
 
+from functools import lru_cache
 from itertools import permutations, product
 from typing import NamedTuple
 
@@ -194,11 +195,16 @@ def rows_of_fused(dim, size, mesh, place):
 ROWS = {"plain": rows_of_plain, "pack": rows_of_pack, "fused": rows_of_fused}
 
 
+@lru_cache(maxsize=100_000)
+def rows_of_dim(dim, size, mesh, rank):
+    mesh = dict(mesh)
+    return np.array(ROWS[dim.kind](dim, size, mesh, place_of(mesh, rank)), dtype=int)
+
+
 def rows_of(spec, sizes, mesh, rank):
     """Global rows of each dim that a rank holds, in local order."""
-    place = place_of(mesh, rank)
     pairs = zip(spec.dims, sizes, strict=True)
-    return [np.array(ROWS[dim.kind](dim, size, mesh, place), dtype=int) for dim, size in pairs]
+    return [rows_of_dim(dim, size, tuple(mesh.items()), rank) for dim, size in pairs]
 
 
 def total(dim, size):
@@ -210,10 +216,14 @@ def total(dim, size):
 
 def integers(case, *key):
     """Seeded distinct integers in the shape of the whole tensor."""
-    shape = [total(dim, size) for dim, size in zip(case.src.dims, case.sizes, strict=True)]
-    rng = np.random.default_rng([case.seed, *key])
-    scale = 3 ** len(key)
-    return rng.permutation(int(np.prod(shape))).reshape(shape).astype(float) * scale - 17
+    pairs = zip(case.src.dims, case.sizes, strict=True)
+    return draw(case.seed, key, tuple(total(dim, size) for dim, size in pairs))
+
+
+@lru_cache(maxsize=256)
+def draw(seed, key, shape):
+    rng = np.random.default_rng([seed, *key])
+    return rng.permutation(int(np.prod(shape))).reshape(shape).astype(float) * 3 ** len(key) - 17
 
 
 def axes_of(spec):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import assert_never
 
+from vlshard.header import IntArray
 from vlshard.layout import Layout
 from vlshard.moves import Moves, locate, plan_moves
 from vlshard.steps import (
@@ -83,18 +84,23 @@ def traffic(route: Route, src: Layout, dst: Layout, rank: int) -> tuple[int, int
 def _along(dim: int, axes: tuple[str, ...], src: Layout, dst: Layout, rank: int) -> Route:
     """Rows of one dim go to the ranks that want them."""
     peers = src.mesh.peers(axes, rank)
-    have, want = ([side.indices(peer)[dim] for peer in peers] for side in (src, dst))
+    have, want = ([_rows(side, peer, dim) for peer in peers] for side in (src, dst))
     return Route(axes, (dim, dim), plan_moves(have, want, peers.index(rank)))
 
 
 def _all_to_all(axis: str, dims: tuple[int, int], src: Layout, dst: Layout, rank: int) -> Route:
     """Each rank is sent its block of the first dim and gets all blocks of the second."""
     (cut, joined), peers = dims, src.mesh.peers((axis,), rank)
-    whole, full = src.indices(rank)[cut], dst.indices(rank)[joined]
-    send = tuple(locate(whole, dst.indices(peer)[cut]) for peer in peers)
-    receive = tuple(locate(full, src.indices(peer)[joined]) for peer in peers)
+    whole, full = _rows(src, rank, cut), _rows(dst, rank, joined)
+    send = tuple(locate(whole, _rows(dst, peer, cut)) for peer in peers)
+    receive = tuple(locate(full, _rows(src, peer, joined)) for peer in peers)
     moves = Moves(peers.index(rank), send, receive, whole.size, full.size, local=False)
     return Route((axis,), dims, moves)
+
+
+def _rows(layout: Layout, rank: int, dim: int) -> IntArray:
+    """Global indices of one dim that a rank holds, in local order."""
+    return layout.bound[dim].pieces(layout.mesh.coords(rank)).indices()
 
 
 def _find(layout: Layout, name: str) -> int:

@@ -1,0 +1,117 @@
+"""Reshard and exchange between ranks: dtypes, empty tensors, gradient modes, what is sent."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from vlshard.collectives import all_reduce, exchange_rows
+from vlshard.errors import LayoutError
+from vlshard.mesh import Mesh
+from vlshard.moves import plan_moves
+from vlshard.reshard import reshard
+
+HAVE = [np.arange(0, 5), np.arange(5, 5), np.arange(5, 7), np.arange(7, 12)]
+WANT = [np.array([11, 3]), np.array([0, 11, 6]), np.arange(12), np.arange(0)]
+# Row i's gradient is the sum of 10**k over the ranks k that want it.
+GRADS = [[110, 100, 100, 101, 100], [], [100, 110], [100, 100, 100, 100, 111]]
+
+
+def exchange(dtype):
+    rank = dist.get_rank()
+    x = torch.arange(12).to(dtype)[torch.from_numpy(HAVE[rank])][:, None].expand(-1, 3)
+    x = x.clone().requires_grad_()
+    y = exchange_rows(x, 0, plan_moves(HAVE, WANT, rank), dist.group.WORLD)
+    y.backward(torch.full_like(y, 10**rank))
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_exchange_of_uneven_and_empty_blocks(ranks, dtype):
+    for rank, (y, gradient) in enumerate(ranks(4).run(exchange, dtype)):
+        assert y.dtype == gradient.dtype == dtype
+        assert y.tolist() == [[float(row)] * 3 for row in WANT[rank]]
+        assert gradient.tolist() == [[float(g)] * 3 for g in GRADS[rank]]
+
+
+def move(arrow, whole, dtype, sizes):
+    """This rank's rows of ``whole`` through an arrow whose left is split over dim 0, or whole."""
+    mesh = Mesh(cp=2)
+    x = torch.tensor(whole, dtype=dtype)
+    if "@cp" in arrow.split("->")[0]:
+        x = x.chunk(2)[mesh.rank]
+    y = reshard(x, arrow, mesh, **sizes)
+    with torch.no_grad():
+        quiet = reshard(x, arrow, mesh, **sizes)
+    assert torch.equal(y, quiet) and not y.requires_grad and y.dtype == dtype
+    return y.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("arrow", "right"),
+    [
+        ("t@cp d -> t d", [[[1, 2], [3, 4], [5, 6], [7, 8]]] * 2),
+        ("t@cp d -> t d@cp", [[[1], [3], [5], [7]], [[2], [4], [6], [8]]]),
+        ("t@cp ... -> t@cp.zigzag ...", [[[1, 2], [7, 8]], [[3, 4], [5, 6]]]),
+        ("t d + cp -> t d", [[[2, 4], [6, 8], [10, 12], [14, 16]]] * 2),
+        ("t d + cp -> t d@cp", [[[2], [6], [10], [14]], [[4], [8], [12], [16]]]),
+    ],
+)
+def test_reshard_of_any_dtype(ranks, arrow, right, dtype):
+    assert ranks(2).run(move, arrow, [[1, 2], [3, 4], [5, 6], [7, 8]], dtype, {}) == right
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (1, 1)], ids=str)
+@pytest.mark.parametrize("dst", ["t d", "t d@cp", "t@cp.zigzag d"])
+def test_reshard_of_nothing_stays_in_the_graph(ranks, shape, dst):
+    for shapes, graph in ranks(2).run(empty, shape, f"t@cp d -> {dst}"):
+        assert shapes[0] == shapes[1] and graph
+
+
+def empty(shape, arrow):
+    mesh = Mesh(cp=2)
+    rows = [-(-shape[0] // 2), shape[0] // 2][mesh.rank]
+    x = torch.ones(rows, shape[1], requires_grad=True)
+    y = reshard(x, arrow, mesh, t=shape[0], d=shape[1])
+    y.sum().backward()
+    return (x.shape, x.grad.shape), y.requires_grad
+
+
+def leave_input():
+    x = torch.full((3,), 1.0 + dist.get_rank())
+    y = all_reduce(x, dist.group.WORLD)
+    return x.tolist(), y.tolist()
+
+
+def test_all_reduce_leaves_its_input(ranks):
+    assert ranks(2).run(leave_input) == [([1.0] * 3, [3.0] * 3), ([2.0] * 3, [3.0] * 3)]
+
+
+def contradict():
+    mesh = Mesh(cp=2)
+    with pytest.raises(LayoutError) as error:
+        reshard(torch.zeros(3, 2), "t@cp d -> t d", mesh, t=10)
+    dist.barrier()
+    return str(error.value).split("\n")[:3]
+
+
+def test_reshard_refuses_a_contradicting_size_before_it_sends(ranks):
+    for rank, lines in enumerate(ranks(2).run(contradict)):
+        assert lines == [
+            f"the tensor of rank {rank} has shape (3, 2), the layout gives it (5, 2)",
+            "  t@cp d -> t d",
+            "  ^^^^",
+        ]
+
+
+def keep_order():
+    """Many exchanges in flight order through one group: none takes another's messages."""
+    mesh = Mesh(cp=2)
+    blocks = [torch.full((n % 3 + 1, 2), float(10 * n + mesh.rank)) for n in range(30)]
+    whole = [reshard(block, "t@cp d -> t d", mesh) for block in blocks]
+    return [x[:, 0].unique().tolist() for x in whole]
+
+
+def test_exchanges_keep_their_order(ranks):
+    assert ranks(2).run(keep_order) == [[[10.0 * n, 10.0 * n + 1] for n in range(30)]] * 2

@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from vlshard.errors import LayoutError, PlanError, SpecError
+from vlshard.mesh import Mesh
+from vlshard.packing import Packing
+from vlshard.reshard import lower, reshard
+from vlshard.transition import transition
+
+MESH = Mesh(dp=1, cp=2)  # this process is rank 0 of it; nothing below communicates
+
+
+def test_reshard_slices_without_ranks():
+    x = torch.arange(15.0).reshape(5, 3).requires_grad_()
+    y = reshard(x, "t d -> t@cp d", MESH, t=5)
+    y.sum().backward()
+    assert torch.equal(y, x[:3])
+    assert x.grad.tolist() == [[1.0] * 3] * 3 + [[0.0] * 3] * 2
+
+
+def test_reshard_hands_the_tensor_through_where_nothing_changes():
+    x = torch.arange(6.0)
+    assert reshard(x, "t@dp -> t", MESH) is x
+    assert reshard(x, "t@cp -> t@cp", MESH) is x
+
+
+def test_reshard_takes_dots_for_any_dims():
+    x = torch.arange(24.0).reshape(4, 3, 2)
+    assert torch.equal(reshard(x, "t ... -> t@cp ...", MESH), x[:2])
+    assert torch.equal(reshard(x, "... d -> ... d@cp", MESH), x[..., :1])
+
+
+def test_reshard_takes_a_packing():
+    x = torch.arange(8.0)
+    pack = Packing([4, 4], unit=2, home=[0, 0])
+    assert reshard(x, "(img@dp.home s) -> (img@dp.home s@cp)", MESH, img=pack).tolist() == [
+        0,
+        1,
+        4,
+        5,
+    ]
+
+
+def test_lower_binds_once_for_many_tensors():
+    cut = lower(transition("t d", "t@cp.zigzag d", MESH), MESH, {"t": 8, "d": 1})
+    for offset in (0.0, 100.0):
+        x = torch.arange(8.0)[:, None] + offset
+        assert cut(x).flatten().tolist() == [offset, offset + 1, offset + 6, offset + 7]
+
+
+def test_reshard_refuses_a_size_unlike_the_tensor():
+    with pytest.raises(LayoutError) as error:
+        reshard(torch.zeros(3, 2), "t d -> t@cp d", MESH, t=5)
+    assert str(error.value) == (
+        "the tensor of rank 0 has shape (3, 2), the layout gives it (5, 2)\n"
+        "  t d -> t@cp d\n"
+        "  ^\n"
+        "  a plain dim that is not even over its axes needs its global size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "arrow", "sizes", "error", "match"),
+    [
+        ((4, 2), "t d -> t@cp d m", {}, SpecError, "same, in the same order"),
+        ((4, 2), "t d m -> t@cp d m", {}, SpecError, "3 dims, the tensor 2"),
+        ((4, 2), "t d -> t@cp d", {"tt": 4}, LayoutError, "size tt= is for no dim"),
+        ((4, 2), "(h e) d -> (h@cp e) d", {}, LayoutError, "missing size of 'h', 'e'"),
+        ((4, 2), "b@dp.home d -> b@dp.home d@cp", {}, LayoutError, "missing size of 'b'"),
+        ((4, 2), "t@cp d -> t d", {}, PlanError, "no process group"),
+        ((4, 2), "t@cp d -> t d@dq", {}, LayoutError, "unknown mesh axis 'dq'"),
+    ],
+)
+def test_reshard_refuses(shape, arrow, sizes, error, match):
+    with pytest.raises(error, match=match):
+        reshard(torch.zeros(shape), arrow, MESH, **sizes)
