@@ -35,7 +35,7 @@ def token_loss(
       chunk: rows whose logits may exist at a time.
     Returns: loss term of these rows; fp32.
     """
-    total: Tensor = _ChunkedCrossEntropy.apply(hidden, head_w, targets, chunk)  # pyright: ignore
+    total: Tensor = _ChunkedCrossEntropy.apply(hidden, head_w, targets, chunk)
     return total / num_labels
 
 

@@ -199,20 +199,12 @@ def test_cores_know_no_mesh_and_no_module(name: str):
 
 @pytest.mark.parametrize("name", CORES)
 def test_cores_read_nothing_back_and_change_nothing_by_hand(name: str):
-    banned = {
-        "item",
-        "tolist",
-        "cpu",
-        "numpy",
-        "nonzero",
-        "view",
-        "permute",
-        "transpose",
-        "reshape",
-    }
+    read_back = {"item", "tolist", "cpu", "numpy", "nonzero"}
+    by_hand = {"view", "permute", "transpose", "reshape"}
+    elsewhere = {"Module", "Parameter", "distributed", "environ", "cuda", "DTensor"}
     tree = ast.parse((ROOT / "model" / f"{name}.py").read_text())
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not used & banned
+    assert not used & (read_back | by_hand | elsewhere)
 
 
 BLOCKER = """

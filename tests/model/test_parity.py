@@ -23,7 +23,7 @@ from tests.hf_oracle import (
     our_model,
     our_outcome,
 )
-from tests.tiny import frame, image, make_batch, sample, tiny_raw
+from tests.tiny import Shapes, frame, image, make_batch, sample, tiny_raw
 from vlshard.boundaries import local_boundaries
 from vlshard.header import Share
 
@@ -165,6 +165,19 @@ def test_a_rank_without_rows_runs_and_keeps_all_gradients(patches, rows, positio
     got = gradients(model)
     assert all(gradient is not None for gradient in got.values())
     assert not any(g.any() for name, g in got.items() if name.startswith("model.visual"))
+
+
+def test_logits_exist_for_labelled_rows_only():
+    model = Qwen3VLMoe(Config.from_dict(tiny_raw(text={"vocab_size": 5003})))
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.05)
+    ids = [*range(20, 60), *image(WIDE), *range(20, 50)]
+    labels = [IGNORED] * (len(ids) - 3) + ids[-3:]
+    batch = make_batch(model.config, sample(ids, WIDE, labels=labels))
+    with Shapes() as seen:
+        model(batch.inputs, batch.at).backward()
+    weights, rows = {(5003, 64), (64, 5003)}, {(0, 5003), (3, 5003), (5003, 3)}
+    assert {shape for shape in seen.found if 5003 in shape} <= weights | rows
 
 
 def test_longer_padding_changes_nothing():
