@@ -104,8 +104,9 @@ class ChatTemplate:
 
     def _apply(self, turns: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
         """Render messages with the chat template."""
+        tokenizer = self.tokenizer
         try:
-            return self.tokenizer.apply_chat_template(
+            return tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except Exception as error:  # templates raise what they like, on purpose and by accident

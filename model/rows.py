@@ -142,9 +142,8 @@ class RowFile:
             if fault is not None:
                 self._fail(line, f"{name}: {fault}")
         if len(ids) != len(labels):
-            self._fail(
-                line, f"found {len(ids)} input_ids and {len(labels)} labels, expected as many"
-            )
+            found = f"found {len(ids)} input_ids and {len(labels)} labels"
+            self._fail(line, f"{found}, expected one label a token")
         return Sample(np.array(ids, dtype=np.int64), np.array(labels, dtype=np.int64), grids)
 
     def _fail(self, line: int | None, reason: str, cause: Exception | None = None) -> NoReturn:
