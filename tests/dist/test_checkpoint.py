@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import zeros as dtensor_zeros
 
+from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from model.init import fill
 from model.shards import stored_block, write_block
 from tests.tables import CONFIG
@@ -34,7 +37,7 @@ def fill_sharded():
 def test_sharded_parameters_are_those_of_one_process(ranks):
     expected = Block()
     fill(expected, CONFIG, 9)
-    for filled in ranks(4).run(fill_sharded):
+    for filled in ranks(4).run(fill_sharded, timeout=120):
         assert filled.keys() == dict(expected.named_parameters()).keys()
         assert all(torch.equal(filled[name], p) for name, p in expected.named_parameters())
 
@@ -72,6 +75,88 @@ def write_shards():
 
 
 def test_blocks_are_those_of_dtensor(ranks):
-    for pairs in ranks(4).run(write_shards):
+    for pairs in ranks(4).run(write_shards, timeout=120):
         assert len(pairs) == len(PLACEMENTS)
         assert all(torch.equal(expected, got) for expected, got in pairs)
+
+
+def random_tensors():
+    draw = torch.Generator().manual_seed(0)
+    shapes = CONFIG.parameter_shapes().items()
+    return {name: torch.randn(shape, generator=draw) for name, shape in shapes}
+
+
+def sharded(mesh):
+    """Parameters of the small config as DTensors, each along another dim than its neighbours."""
+    return {
+        name: dtensor_zeros(*shape, device_mesh=mesh, placements=[Shard(i % len(shape))])
+        for i, (name, shape) in enumerate(CONFIG.parameter_shapes().items())
+    }
+
+
+def load_and_save(source, target):
+    """Load into shards, export them; say whether each shard is the right part of the whole."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    tensors, expected = sharded(mesh), random_tensors()
+    load_checkpoint(tensors.items(), source, CONFIG)
+    parts = [
+        distribute_tensor(expected[name], mesh, tensor.placements).to_local()
+        for name, tensor in tensors.items()
+    ]
+    right = [torch.equal(t.to_local(), p) for t, p in zip(tensors.values(), parts, strict=True)]
+    save_checkpoint(tensors.items(), target, CONFIG, source=source)
+    return right
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 200_000])
+def test_shards_are_loaded_and_exported(ranks, tmp_path, shard_bytes):
+    source, target = tmp_path / "source", tmp_path / "target"
+    save_checkpoint(random_tensors().items(), source, CONFIG, shard_bytes=shard_bytes)
+    for right in ranks(2).run(load_and_save, source, target, timeout=120):
+        assert len(right) == len(CONFIG.parameter_shapes())
+        assert all(right)
+    assert contents(target) == contents(source)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def save_over(target):
+    """The error of an export onto a folder that only the writing rank looks at."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    try:
+        save_checkpoint(sharded(mesh).items(), target, CONFIG)
+    except CheckpointError as error:
+        return str(error)
+
+
+def fail_to_write(target):
+    """The error of an export whose second file cannot be written."""
+    mesh, left = init_device_mesh("cpu", (torch.distributed.get_world_size(),)), [1]
+
+    def once(*args):
+        if not left:
+            raise OSError("no space left on device")
+        left.pop()
+        return save_file(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.checkpoint.save_file", once)
+        try:
+            save_checkpoint(sharded(mesh).items(), target, CONFIG, shard_bytes=200_000)
+        except CheckpointError as error:
+            return str(error)
+
+
+def test_a_target_that_may_not_be_replaced_fails_on_every_rank(ranks, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    errors = ranks(2).run(save_over, tmp_path, timeout=120)
+    assert errors == [f"{tmp_path} holds notes.txt, which no export writes: it is not replaced"] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_failure_to_write_is_raised_on_every_rank(ranks, tmp_path):
+    errors = ranks(2).run(fail_to_write, tmp_path / "export", timeout=120)
+    assert errors == ["no space left on device"] * 2
+    assert list(tmp_path.iterdir()) == []
