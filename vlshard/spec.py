@@ -92,10 +92,18 @@ def arrow(text: str) -> tuple[Spec, Spec]:
         parser.fail(
             "the dims of both sides must be the same, in the same order",
             *(spans or [dim.span for dim in dst.dims]),
-            note="only the layout changes here; einops.rearrange reorders and reshapes",
+            note=f"only the layout changes here; {_einops_call(src, dst)}",
         )
     if missing := [axis for axis in dst.pending if axis not in src.pending]:
         names = " ".join(map(str, missing))
         spans = [axis.span for axis in missing]
         parser.fail(f"a sum over {names} is pending on the right but not on the left", *spans)
     return src, dst
+
+
+def _einops_call(src: Spec, dst: Spec) -> str:
+    """What to write to reorder or reshape, where both sides have the same names."""
+    if sorted(src.names) != sorted(dst.names):
+        return "einops.rearrange reorders and reshapes"
+    left, right = (" ".join(map(label, side.dims)) for side in (src, dst))
+    return f"einops.rearrange(x, '{left} -> {right}') does this, before or after"

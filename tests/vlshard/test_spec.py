@@ -279,7 +279,8 @@ def test_arrow_reads_both_sides_with_spans_in_the_whole_text():
             "b s -> s b",
             "       ^ ^",
             "the dims of both sides must be the same, in the same order",
-            "only the layout changes here; einops.rearrange reorders and reshapes",
+            "only the layout changes here; einops.rearrange(x, 'b s -> s b') does this, "
+            "before or after",
         ),
         (
             "b (h d)@tp -> b h@tp",
