@@ -1,9 +1,11 @@
 """What a step means for one rank: which rows of which dim go where. Pure integers."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import assert_never
 
+from vlshard.dims import BoundDim
 from vlshard.header import IntArray
 from vlshard.layout import Layout
 from vlshard.moves import Moves, locate, plan_moves
@@ -99,8 +101,16 @@ def _all_to_all(axis: str, dims: tuple[int, int], src: Layout, dst: Layout, rank
 
 
 def _rows(layout: Layout, rank: int, dim: int) -> IntArray:
-    """Global indices of one dim that a rank holds, in local order."""
-    return layout.bound[dim].pieces(layout.mesh.coords(rank)).indices()
+    """Global indices of one dim that a rank holds, in local order; not to be written to."""
+    return _held(layout.bound[dim], tuple(layout.mesh.coords(rank).items()))
+
+
+@lru_cache(maxsize=64)
+def _held(dim: BoundDim, place: tuple[tuple[str, int], ...]) -> IntArray:
+    """Kept because the routes of q, k, v and out ask for the same rows."""
+    rows = dim.pieces(dict(place)).indices()
+    rows.setflags(write=False)
+    return rows
 
 
 def _find(layout: Layout, name: str) -> int:

@@ -1,6 +1,7 @@
 """Layouts and programs against brute force, forward and backward, wherever one step serves."""
 
 import random
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -63,6 +64,11 @@ def pairs_of(kinds, mesh):
     return [(a, b) for a in specs for b in specs if {*b.pending} <= {*a.pending}]
 
 
+@lru_cache
+def packing(size):
+    return Packing(size.lengths, size.unit, size.home)
+
+
 def named(spec, sizes):
     """Sizes as the package takes them."""
     found = {}
@@ -70,9 +76,9 @@ def named(spec, sizes):
         if dim.kind == "fused":
             found |= dict(zip("hd", size.lengths, strict=True))
         elif dim.kind == "pack":
-            found["img"] = Packing(size.lengths, size.unit, size.home)
+            found["img"] = packing(size)
         elif any(cut.order == "home" for cut in dim.cuts):
-            found[dim.name] = Packing(size.lengths, 1, size.home)
+            found[dim.name] = packing(size)
         else:
             found[dim.name] = len(size.lengths)
     return found
