@@ -50,28 +50,35 @@ def launch(
       group: the ranks that take part; all of them call this.
     Returns: the tensors in flight, one per member.
     """
+    on_cpu = outgoing[group.rank()].device.type == "cpu"
+    return (launch_messages if on_cpu else launch_single)(outgoing, shapes, group)
+
+
+def launch_single(
+    outgoing: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: ProcessGroup
+) -> Flight:
+    """The all-to-all as one collective, for devices; arguments as of ``launch``."""
     me = group.rank()
-    if outgoing[me].device.type == "cpu":
-        return _launch_messages(outgoing, shapes, group)
-    sent = [x.new_empty(0) if k == me else x for k, x in enumerate(outgoing)]
+    sent = [x.new_empty(0) if k == me else x.reshape(-1) for k, x in enumerate(outgoing)]
     sizes = [0 if k == me else math.prod(shape) for k, shape in enumerate(shapes)]
-    flat = torch.cat([x.reshape(-1) for x in sent])
-    landing = outgoing[me].new_empty(sum(sizes))
-    sent_sizes = [x.numel() for x in sent]
+    flat, sent_sizes = torch.cat(sent), [x.numel() for x in sent]
+    landing = flat.new_empty(sum(sizes))
     work = cast(
         "Work | None",
         dist.all_to_all_single(landing, flat, sizes, sent_sizes, group=group, async_op=True),
     )
     pieces = cast("tuple[Tensor, ...]", landing.split(sizes))
-    parts = [x.view(shape) for x, shape in zip(pieces, shapes, strict=True)]
-    parts[me] = outgoing[me]
+    parts = [
+        outgoing[me] if k == me else piece.view(shape)
+        for k, (piece, shape) in enumerate(zip(pieces, shapes, strict=True))
+    ]
     return Flight(parts, [] if work is None else [work], [flat])
 
 
-def _launch_messages(
+def launch_messages(
     outgoing: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: ProcessGroup
 ) -> Flight:
-    """The all-to-all as point-to-point messages, receives first."""
+    """The all-to-all as point-to-point messages, receives first; arguments as of ``launch``."""
     me = group.rank()
     own = outgoing[me]
     parts = [own if k == me else own.new_empty(shape) for k, shape in enumerate(shapes)]

@@ -10,6 +10,7 @@ from vlshard.errors import LayoutError
 from vlshard.mesh import Mesh
 from vlshard.moves import plan_moves
 from vlshard.reshard import reshard
+from vlshard.transport import launch_messages, launch_single
 
 HAVE = [np.arange(0, 5), np.arange(5, 5), np.arange(5, 7), np.arange(7, 12)]
 WANT = [np.array([11, 3]), np.array([0, 11, 6]), np.arange(12), np.arange(0)]
@@ -115,3 +116,22 @@ def keep_order():
 
 def test_exchanges_keep_their_order(ranks):
     assert ranks(2).run(keep_order) == [[[10.0 * n, 10.0 * n + 1] for n in range(30)]] * 2
+
+
+def launch_both_ways(sizes):
+    """Rank r sends ``sizes[r][k]`` rows to rank k, by messages and by one collective."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    outgoing = [torch.full((3, n), 10.0 * rank + k).T for k, n in enumerate(sizes[rank])]
+    shapes = [(row[rank], 3) for row in sizes]
+    ways = [way(outgoing, shapes, group).wait() for way in (launch_messages, launch_single)]
+    return [[(part.shape, part.unique().tolist()) for part in parts] for parts in ways]
+
+
+def test_both_all_to_alls_deliver_the_same(ranks):
+    sizes = [[2, 0, 1, 3], [0, 1, 0, 0], [5, 0, 0, 1], [1, 2, 0, 0]]
+    for rank, ways in enumerate(ranks(4).run(launch_both_ways, sizes)):
+        right = [
+            (torch.Size([row[rank], 3]), [10.0 * k + rank] if row[rank] else [])
+            for k, row in enumerate(sizes)
+        ]
+        assert ways == [right, right]
