@@ -108,7 +108,7 @@ def test_config_is_frozen_and_hashable():
 
 def test_heads_unit_and_boundaries():
     config = Config.from_dict(RAW)
-    assert config.heads == {"vision": (2, 2, 16), "text": (4, 2, 16)}
+    assert config.heads == {"vision": (2, 2, 16), "text": (4, 2, 24)}
     assert config.unit == 4
     assert config.boundaries["text.k"] == "b s kv d"
     assert config.boundaries["vision.patches"] == "(img s) c"
