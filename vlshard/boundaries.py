@@ -20,7 +20,6 @@ class Pending:
 
 
 @runtime_checkable
-@runtime_checkable
 class Boundaries(Protocol):
     """The names at which a plan may change where tensors live."""
 

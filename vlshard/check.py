@@ -2,50 +2,17 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
+from vlshard.axes import home_axes
+from vlshard.contract import PATCHES, SITES, TOKENS, ModelConfig
 from vlshard.errors import LayoutError, PlanError, ShardError, Span, nearest
 from vlshard.layout import layout
-from vlshard.mesh import MeshShape
+from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing
-from vlshard.settings import Gather, Heads, Hybrid, Mode, Ring, Storage, Ulysses
-from vlshard.spec import Axis, Dim, Dots, Group, Name, Spec, spec
-
-# The boundaries whose layout a plan writes down; the layouts of all others follow from these and
-# from the attention modes.
-PATCHES = "vision.patches"
-TOKENS = "text.tokens"
-SITES = {"vision": PATCHES, "text": TOKENS}
-
-
-@runtime_checkable
-class ModelConfig(Protocol):
-    """What a plan must know of a model to be checked against it."""
-
-    @property
-    def boundaries(self) -> Mapping[str, str]:
-        """Dims of each named boundary, for example ``{"text.tokens": "b s m"}``."""
-        ...
-
-    @property
-    def heads(self) -> Mapping[str, Heads]:
-        """Heads of each attention site."""
-        ...
-
-    @property
-    def unit(self) -> int:
-        """Patches of a merge unit, which no cut divides."""
-        ...
-
-    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every parameter by name."""
-        ...
-
-    def units(self) -> tuple[str, ...]:
-        """Module paths whose parameters are gathered together, children before parents."""
-        ...
+from vlshard.settings import Storage
+from vlshard.spec import Name, Spec, spec
 
 
 @dataclass(frozen=True)
@@ -106,6 +73,12 @@ def check_storage(
             )
         elif len(set(named)) < len(named):
             yield PlanError(f"an axis occurs twice in {storage}", where=f"{place} {pattern!r}")
+        elif list(storage.shard) != (ordered := [a for a in mesh.sizes if a in storage.shard]):
+            yield PlanError(
+                f"parameters are sharded in mesh order only, not over {' '.join(storage.shard)!r}",
+                where=f"{place} {pattern!r}",
+                notes=[f"fix: fsdp({' '.join(ordered)!r})"],
+            )
     names = config.parameter_shapes()
     chosen = storage_patterns(params, names)
     for pattern in params:
@@ -226,35 +199,6 @@ def check_checkpoint(
             )
 
 
-def home_axes(parsed: Spec) -> tuple[str, ...]:
-    """Axes of the spec's ``.home`` split; empty if it has none."""
-    dim = parsed.dims[0]
-    first = dim.items[0] if isinstance(dim, Group) else dim
-    splits = first.splits if isinstance(first, Name) else ()
-    return next((_names(split.axes) for split in splits if split.order == "home"), ())
-
-
-def cutting_axes(parsed: Spec) -> tuple[str, ...]:
-    """Axes that cut inside a segment or a row, so that attention needs what others hold."""
-    dim = parsed.dims[0]
-    if isinstance(dim, Group):
-        inner = [s for item in dim.items[1:] if isinstance(item, Name) for s in item.splits]
-        splits = [*inner, *dim.splits]
-    else:
-        second = parsed.dims[1]
-        splits = list(second.splits) if isinstance(second, Name) else []
-    return tuple(name for split in splits for name in _names(split.axes))
-
-
-def spec_axes(parsed: Spec) -> tuple[str, ...]:
-    """All axes that a spec splits over, in order of application."""
-    return tuple(dict.fromkeys(axis.name for axis in parsed.axes))
-
-
-def _names(axes: tuple[Axis, ...]) -> tuple[str, ...]:
-    return tuple(axis.name for axis in axes)
-
-
 def check_homes(layouts: Mapping[str, str], source: str) -> Iterator[ShardError]:
     """Patches and tokens agree on the axis over which rows are read."""
     homes = {name: home_axes(spec(layouts[name])) for name in SITES.values()}
@@ -266,119 +210,3 @@ def check_homes(layouts: Mapping[str, str], source: str) -> Iterator[ShardError]
             where=f"{source} layouts",
             notes=["fix: rows are read by the ranks of one axis; name the same one in both"],
         )
-
-
-def check_attention(
-    attention: Mapping[str, Mode],
-    layouts: Mapping[str, str],
-    mesh: MeshShape,
-    config: ModelConfig,
-    source: str,
-) -> Iterator[ShardError]:
-    """Every cut inside a segment is met by a mode, and heads can be dealt."""
-    for site in attention:
-        if site not in config.heads:
-            yield PlanError(
-                f"unknown attention site {site!r}{nearest(site, config.heads)}",
-                where=f"{source} attention",
-            )
-    for site, heads in config.heads.items():
-        text = layouts[SITES[site]]
-        place = Place(source, SITES[site]).of(text)
-        cuts = [axis for axis in cutting_axes(spec(text)) if mesh.sizes[axis] > 1]
-        mode = attention.get(site)
-        if isinstance(mode, Ring | Hybrid):
-            name = type(mode).__name__.lower()
-            yield PlanError(
-                f"{name}(...) attention is not available yet",
-                where=f"{source} attention {site!r}",
-                notes=["fix: ulysses or gather"],
-            )
-        elif mode is None:
-            if cuts:
-                yield _uncovered(text, place, site, cuts)
-        elif mode.overlap:
-            yield PlanError(
-                "overlap=True is not available yet",
-                where=f"{source} attention {site!r}",
-                notes=["fix: leave overlap out"],
-            )
-        elif mode.axis not in mesh.sizes:
-            yield PlanError(
-                f"unknown mesh axis {mode.axis!r} in attention",
-                where=f"{source} attention {site!r}",
-                notes=[f"mesh: {mesh}{nearest(mode.axis, mesh.sizes)}"],
-            )
-        elif mode.axis not in spec_axes(spec(text)):
-            yield PlanError(
-                f"attention of {site} works over {mode.axis!r}, over which {SITES[site]} is whole",
-                text=text,
-                where=place,
-                notes=[f"fix: split {SITES[site]} over {mode.axis}, or leave the mode out"],
-            )
-        elif [axis for axis in cuts if axis != mode.axis]:
-            yield _uncovered(text, place, site, [axis for axis in cuts if axis != mode.axis])
-        else:
-            yield from _check_heads(site, mode, heads, text, mesh, place)
-
-
-def _uncovered(text: str, place: str, site: str, cuts: list[str]) -> PlanError:
-    axis = cuts[0]
-    found = re.finditer(rf"@{axis}\b", text)
-    return PlanError(
-        f"segments are cut over {axis!r}, and no attention mode brings their keys together",
-        text=text,
-        spans=[Span(*match.span()) for match in found],
-        where=place,
-        notes=[f'fix: attention={{"{site}": gather("{axis}")}} or ulysses("{axis}")'],
-    )
-
-
-def _check_heads(
-    site: str, mode: Ulysses | Gather, heads: Heads, text: str, mesh: MeshShape, place: str
-) -> Iterator[ShardError]:
-    q, kv, _ = heads
-    degree = mesh.sizes[mode.axis]
-    if isinstance(mode, Gather) or deals(q, kv, degree):
-        return
-    works = [str(n) for n in range(1, q + 1) if deals(q, kv, n)]
-    arrow = " -> ".join(ulysses_specs(spec(text), mode.axis))
-    start = arrow.rindex(f"h@{mode.axis}")
-    count = f"{q} heads" if q == kv else f"{q} q heads over {kv} kv heads"
-    yield PlanError(
-        f"{count} cannot be dealt to {mode.axis}={degree}",
-        text=arrow,
-        spans=[Span(start, start + len(f"h@{mode.axis}"))],
-        where=f"{place} ({site}.q)",
-        notes=[f"fix: degrees {', '.join(works)} work; or gather({mode.axis!r})"],
-    )
-
-
-def deals(q: int, kv: int, degree: int) -> bool:
-    """Whether heads go whole to ``degree`` ranks, kv heads being repeated where they are fewer."""
-    return q % degree == 0 and (kv % degree == 0 or degree % kv == 0)
-
-
-def ulysses_specs(parsed: Spec, axis: str) -> tuple[str, str]:
-    """Specs of a head tensor before and after the all-to-all over an axis.
-
-    Args:
-      parsed: layout of the tokens, model width last.
-      axis: the axis to move from tokens to heads.
-    Returns: the two specs, for example ``("b s@cp h d", "b s h@cp d")``.
-    """
-    tokens = parsed.dims[:-1]
-    before = " ".join(map(str, tokens))
-    after = " ".join(str(_without(dim, axis)) for dim in tokens)
-    return f"{before} h d", f"{after} h@{axis} d"
-
-
-def _without(dim: Dim, axis: str) -> Dim:
-    """The dim with its split over an axis taken away."""
-    if not isinstance(dim, Name | Group):
-        return dim
-    if isinstance(dim, Group):
-        kept = [_without(item, axis) for item in dim.items]
-        items = tuple(item for item in kept if not isinstance(item, Dots))
-        dim = replace(dim, items=items)
-    return replace(dim, splits=tuple(s for s in dim.splits if axis not in _names(s.axes)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch.distributed as dist
 from jaxtyping import Float
@@ -14,18 +14,20 @@ from torch import Tensor
 
 from vlshard import check
 from vlshard.attention import segmented_attention
+from vlshard.axes import home_axes, spec_axes
 from vlshard.boundaries import Pending
-from vlshard.check import PATCHES, SITES, TOKENS, ModelConfig
+from vlshard.check_attention import check_cover, check_modes
+from vlshard.contract import PATCHES, SITES, TOKENS, ModelConfig
 from vlshard.errors import PlanError, ShardError
 from vlshard.header import Share, StepHeader
-from vlshard.layout import layout
+from vlshard.layout import Layout, layout
 from vlshard.mesh import Mesh
 from vlshard.packing import Packing
 from vlshard.schedule import (
     Move,
     Schedule,
     hand_off,
-    merged_packing,
+    merged,
     text_schedule,
     vision_schedule,
     visual_positions,
@@ -81,11 +83,12 @@ class Plan:
         if self.splits:
             yield PlanError("splits of parameters are not available yet", where=f"{source} splits")
         yield from check.check_checkpoint(self.checkpoint, config, source)
+        yield from check_modes(self.attention, mesh, config, source)
         layouts = list(check.check_layouts(self.layouts, mesh, config, source))
         yield from layouts
         if not layouts:
             yield from check.check_homes(self.layouts, source)
-            yield from check.check_attention(self.attention, self.layouts, mesh, config, source)
+            yield from check_cover(self.attention, self.layouts, mesh, config, source)
 
 
 def _joined(faults: list[ShardError], source: str) -> PlanError:
@@ -137,6 +140,14 @@ def _known_plans(folder: Path) -> str:
     return f"plans in {folder}: {', '.join(names) or 'none'}"
 
 
+class StepLayouts(NamedTuple):
+    """Layouts of one micro-batch."""
+
+    patches: Layout
+    merged: Layout
+    tokens: Layout
+
+
 @dataclass(frozen=True)
 class BoundPlan:
     """A plan that fits a model and a world."""
@@ -162,7 +173,7 @@ class BoundPlan:
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
         """Axes over which rows are read; ranks that differ elsewhere read the same rows."""
-        return check.home_axes(self.tokens) or check.home_axes(self.patches)
+        return home_axes(self.tokens) or home_axes(self.patches)
 
     @property
     def data_ranks(self) -> int:
@@ -177,8 +188,8 @@ class BoundPlan:
     @cached_property
     def hand_off_axes(self) -> tuple[str, ...]:
         """Axes over which visual rows may travel to their placeholders."""
-        used = {*check.spec_axes(self.patches), *check.spec_axes(self.tokens)}
-        homes = check.home_axes(self.patches), check.home_axes(self.tokens)
+        used = {*spec_axes(self.patches), *spec_axes(self.tokens)}
+        homes = home_axes(self.patches), home_axes(self.tokens)
         settled = homes[0] if homes[0] == homes[1] else ()
         return tuple(axis for axis in self.mesh.sizes if axis in used and axis not in settled)
 
@@ -201,7 +212,7 @@ class BoundPlan:
     @cached_property
     def copies(self) -> int:
         """Number of ranks that compute each row of tokens."""
-        split = check.spec_axes(self.tokens)
+        split = spec_axes(self.tokens)
         return self.mesh.size // len(self.mesh.peers(split, self.mesh.rank))
 
     def storage(self, unit: str) -> Storage:
@@ -214,8 +225,8 @@ class BoundPlan:
         rest = [axis for axis in self.mesh.sizes if axis not in (*shard, *named)]
         return Storage(shard, (*named, *rest))
 
-    def step(self, header: StepHeader) -> "StepBoundaries":
-        """Plan one micro-batch: what this rank holds of it, and what moves where.
+    def layouts(self, header: StepHeader) -> StepLayouts:
+        """Where patches, merged rows and tokens of a micro-batch live; numbers only.
 
         Args:
           header: the micro-batch, the same on every rank.
@@ -224,27 +235,39 @@ class BoundPlan:
         longest = max((sample.tokens for sample in header.samples), default=0)
         length = max(-(-longest // self.divisor), 1) * self.divisor
         rows = Packing([1] * len(header.samples), home=header.home)
-        mesh, modes = self.mesh, self.plan.attention
-        patches = layout(self.patches, mesh, where=PATCHES, img=packing, c=1)
-        merged = layout(self.patches, mesh, where=PATCHES, img=merged_packing(packing), c=1)
-        tokens = layout(self.tokens, mesh, where=TOKENS, b=rows, s=length, m=1)
-        vision, text = (cast("Ulysses | Gather | None", modes.get(site)) for site in SITES)
-        heads = self.config.heads
-        table = visual_positions(header, self.config.unit, length)
-        share = Share(
-            patches=patches.indices(mesh.rank)[0],
-            rows=tokens.indices(mesh.rank)[0],
-            positions=tokens.indices(mesh.rank)[1],
-            visual=header.visual,
-            copies=self.copies,
+        return StepLayouts(
+            patches=layout(self.patches, self.mesh, where=PATCHES, img=packing, c=1),
+            merged=layout(self.patches, self.mesh, where=PATCHES, img=merged(packing), c=1),
+            tokens=layout(self.tokens, self.mesh, where=TOKENS, b=rows, s=length, m=1),
         )
+
+    def share(self, header: StepHeader, rank: int) -> Share:
+        """What a rank holds of a micro-batch; no ranks need to run."""
+        where = self.layouts(header)
+        rows, positions, _ = where.tokens.indices(rank)
+        patches, _ = where.patches.indices(rank)
+        return Share(patches, rows, positions, header.visual, self.copies)
+
+    def step(self, header: StepHeader) -> "StepBoundaries":
+        """Plan one micro-batch: what this rank holds of it, and what moves where.
+
+        Args:
+          header: the micro-batch, the same on every rank.
+        """
+        mesh, modes, heads = self.mesh, self.plan.attention, self.config.heads
+        where = self.layouts(header)
+        vision, text = (cast("Ulysses | Gather | None", modes.get(site)) for site in SITES)
+        table = visual_positions(header, self.config.unit, where.tokens.shape[1])
+        schedules = {
+            "vision": vision_schedule(
+                where.patches, header.segments, vision, heads["vision"], mesh
+            ),
+            "text": text_schedule(where.tokens, text, heads["text"], mesh),
+        }
         return StepBoundaries(
-            share=share,
-            schedules={
-                "vision": vision_schedule(patches, header.segments, vision, heads["vision"], mesh),
-                "text": text_schedule(tokens, text, heads["text"], mesh),
-            },
-            merged=hand_off(merged, tokens, table, self.hand_off_axes, mesh),
+            share=self.share(header, mesh.rank),
+            schedules=schedules,
+            merged=hand_off(where.merged, where.tokens, table, self.hand_off_axes, mesh),
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from vlshard.attention import Runs
-from vlshard.check import ulysses_specs
+from vlshard.axes import ulysses_specs
 from vlshard.collectives import exchange_rows, plan_moves
 from vlshard.header import IntArray, StepHeader
 from vlshard.layout import Layout
@@ -201,28 +201,25 @@ def visual_positions(header: StepHeader, unit: int, length: int) -> IntArray:
 
 
 def hand_off(
-    merged: Layout, tokens: Layout, table: IntArray, axes: tuple[str, ...], mesh: Mesh
+    rows: Layout, tokens: Layout, table: IntArray, axes: tuple[str, ...], mesh: Mesh
 ) -> Move:
     """Bring each visual row to the ranks whose tokens hold its placeholder, once to each.
 
     Args:
-      merged: layout of the visual rows, in reading order.
+      rows: layout of the visual rows, in reading order.
       tokens: layout of the rows of tokens.
       table: ``visual_positions`` of the micro-batch.
       axes: mesh axes over which rows may travel.
       mesh: the ranks.
     """
     peers = mesh.peers(axes, mesh.rank)
-    have = [merged.indices(peer)[0] for peer in peers]
-    want: list[IntArray] = []
-    for peer in peers:
-        rows, positions = tokens.indices(peer)[:2]
-        local = table[np.ix_(rows, positions)].ravel()
-        want.append(local[local >= 0])
+    have = [rows.indices(peer)[0] for peer in peers]
+    held = [table[np.ix_(*tokens.indices(peer)[:2])].ravel() for peer in peers]
+    want = [visual[visual >= 0] for visual in held]
     return row_move(have, want, axes, mesh, 0)
 
 
-def merged_packing(packing: Packing) -> Packing:
+def merged(packing: Packing) -> Packing:
     """The pack of merged rows: one row a unit, so no unit to keep whole."""
     lengths = [length // packing.unit for length in packing.lengths]
     return Packing(lengths, unit=1, home=packing.home)

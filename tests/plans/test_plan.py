@@ -1,0 +1,276 @@
+"""Plans are checked whole, before anything is allocated, and all their faults are told at once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.config import Config
+from tests.tiny import tiny_config, tiny_raw
+from vlshard import Mesh, Plan, PlanError, fsdp, gather, hybrid, replicate, ring, ulysses
+from vlshard.header import SampleFacts, make_headers
+from vlshard.plan import load_plan
+from vlshard.settings import Storage
+
+PATCHES = "(img@dp.home s)@cp c"
+TOKENS = "b@dp.home s@cp.zigzag m"
+PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
+
+
+def make(patches=PATCHES, tokens=TOKENS, **changes) -> Plan:
+    """A plan for four ranks in which only the given fields differ."""
+    fields = {
+        "mesh": Mesh(dp=2, cp=2),
+        "params": {"model.visual.**": replicate(), "**": fsdp("dp cp")},
+        "layouts": {"vision.patches": patches, "text.tokens": tokens},
+        "attention": {"vision": ulysses("cp"), "text": gather("cp")},
+    }
+    return Plan(**{**fields, **changes})
+
+
+def fault(plan: Plan, world: int = 4, config: Config | None = None) -> str:
+    with pytest.raises(PlanError) as error:
+        plan.bind(config or tiny_config(), world)
+    return str(error.value)
+
+
+def test_all_faults_are_told_at_once():
+    plan = make(
+        patches="(img@dp.home s)@xp c",
+        params={"**": fsdp("dp xp")},
+        attention={"vision": ring("cp")},
+    )
+    assert fault(plan, world=8) == (
+        "4 faults in plan\n"
+        "  mesh dp=2 cp=2 has 4 ranks, the world has 8\n"
+        "    plan mesh\n"
+        "    fix: start 4 ranks, or a mesh whose sizes multiply to 8\n"
+        "  unknown mesh axis 'xp' in fsdp('dp xp')\n"
+        "    plan params '**'\n"
+        "    mesh: dp=2 cp=2; did you mean 'cp' or 'dp'?\n"
+        "  ring(...) attention is not available yet\n"
+        "    plan attention 'vision'\n"
+        "    fix: ulysses or gather\n"
+        "  unknown mesh axis 'xp'\n"
+        "    plan vision.patches: (img@dp.home s)@xp c\n"
+        "                                         ^^\n"
+        "    mesh: dp=2 cp=2; did you mean 'cp' or 'dp'?"
+    )
+
+
+def test_heads_that_cannot_be_dealt_name_the_degrees_that_work():
+    plan = make(mesh=Mesh(dp=1, cp=3))
+    assert fault(plan, world=3) == (
+        "2 heads cannot be dealt to cp=3\n"
+        "  plan vision.patches (vision.q): (img@dp.home s)@cp h d -> (img@dp.home s) h@cp d\n"
+        "                                                                            ^^^^\n"
+        "  fix: degrees 1, 2 work; or gather('cp')"
+    )
+
+
+def test_a_cut_without_a_mode_is_shown():
+    assert fault(make(attention={"vision": ulysses("cp")})) == (
+        "segments are cut over 'cp', and no attention mode brings their keys together\n"
+        "  plan text.tokens: b@dp.home s@cp.zigzag m\n"
+        "                               ^^^\n"
+        '  fix: attention={"text": gather("cp")} or ulysses("cp")'
+    )
+
+
+# What is not there yet, each refused by name: the whole list of plan settings.
+NOT_YET = {
+    "ring": (make(attention={"vision": ring("cp"), "text": gather("cp")}), "ring(...) attention"),
+    "hybrid": (
+        make(attention={"vision": hybrid(ulysses="cp", gather="dp"), "text": gather("cp")}),
+        "hybrid(...) attention",
+    ),
+    "overlap": (
+        make(attention={"vision": ulysses("cp", overlap=True), "text": gather("cp")}),
+        "overlap=True",
+    ),
+    "splits": (make(splits={"**.q_proj.weight": "(h@tp d) m"}), "splits of parameters"),
+    "balance": (make(patches="(img@dp.home@cp.balance s) c"), "'.balance'"),
+    "joined axes": (make(patches="(img s)@(dp cp) c"), "joined axes"),
+    "zigzag in a pack": (make(patches="(img@dp.home s@cp.zigzag) c"), "'.zigzag' inside a pack"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_is_not_there_yet_is_refused_by_name(name):
+    plan, what = NOT_YET[name]
+    message = fault(plan)
+    assert what in message
+    assert "available yet" in message
+
+
+REFUSED = {
+    "pattern of no use": (
+        make(params={"model.vision.**": replicate(), "**": fsdp("dp cp")}),
+        "pattern 'model.vision.**' matches nothing",
+    ),
+    "pattern behind a general one": (
+        make(params={"**": fsdp("dp cp"), "model.visual.**": replicate()}),
+        "pattern 'model.visual.**' matches only what earlier patterns match",
+    ),
+    "parameters left over": (
+        make(params={"model.visual.**": replicate()}),
+        "47 parameters have no storage, the first is 'model.language_model.embed_tokens.weight'",
+    ),
+    "axis twice in storage": (
+        make(params={"**": fsdp("dp dp")}),
+        "an axis occurs twice in fsdp('dp dp')",
+    ),
+    "storage out of mesh order": (
+        make(params={"**": fsdp("cp dp")}),
+        "parameters are sharded in mesh order only, not over 'cp dp'",
+    ),
+    "two storages in one unit": (
+        make(params={"**.q_proj.weight": replicate(), "**": fsdp("dp cp")}),
+        "unit 'model.language_model.layers.0' has two storages",
+    ),
+    "unknown boundary": (
+        make(layouts={"vision.patches": PATCHES, "text.tokens": TOKENS, "vision.patch": "a b"}),
+        "unknown boundary 'vision.patch'; did you mean 'vision.patches'?",
+    ),
+    "derived boundary": (
+        make(layouts={"vision.patches": PATCHES, "text.tokens": TOKENS, "vision.q": "a b"}),
+        "the layout of boundary 'vision.q' is not a plan's to choose",
+    ),
+    "missing boundary": (
+        make(layouts={"text.tokens": TOKENS}),
+        "no layout for boundary 'vision.patches'",
+    ),
+    "other dims": (make(tokens="b@dp.home m"), "boundary 'text.tokens' has dims 'b s m'"),
+    "pending sum": (make(tokens="b@dp.home s m + cp"), "boundary 'text.tokens' has dims 'b s m'"),
+    "width split": (make(tokens="b@dp.home s m@cp"), "text.tokens may split rows and tokens"),
+    "mode over a whole axis": (
+        make(patches="(img@dp.home s) c"),
+        "attention of vision works over 'cp', over which vision.patches is whole",
+    ),
+    "unknown site": (
+        make(attention={"vison": ulysses("cp"), "text": gather("cp")}),
+        "unknown attention site 'vison'; did you mean 'vision'?",
+    ),
+    "mode over an unknown axis": (
+        make(attention={"vision": ulysses("xp"), "text": gather("cp")}),
+        "unknown mesh axis 'xp' in attention",
+    ),
+    "two homes": (
+        make(patches="(img@cp.home s)@dp c", attention={"vision": ulysses("dp")}),
+        "vision.patches is at home over 'cp', text.tokens over 'dp'",
+    ),
+    "recompute count": (make(checkpoint={"text": 0}), "a count of at least 1, not 'text': 0"),
+    "no spec": (make(tokens="b@dp.home s@"), "'@' needs a mesh axis after it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_faults_are_refused(name):
+    plan, what = REFUSED[name]
+    assert what in fault(plan)
+
+
+# (q heads, kv heads) and the degrees that work, by arithmetic: q is dealt whole, and either kv is
+# dealt whole or each kv head is repeated the same number of times.
+HEADS = {(8, 2): (1, 2, 4, 8), (28, 7): (1, 7, 14, 28), (6, 6): (1, 2, 3, 6), (16, 16): (1, 2, 4)}
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("degree", [1, 2, 3, 4])
+def test_text_heads_are_dealt_or_refused(heads, degree):
+    q, kv = heads
+    config = Config.from_dict(
+        tiny_raw(text={"num_attention_heads": q, "num_key_value_heads": kv, "head_dim": 16})
+    )
+    plan = make(
+        mesh=Mesh(dp=1, cp=degree), attention={"vision": gather("cp"), "text": ulysses("cp")}
+    )
+    if degree in HEADS[heads]:
+        assert plan.bind(config, degree).mesh.size == degree
+    else:
+        assert f"cannot be dealt to cp={degree}" in fault(plan, degree, config)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_fit_even_worlds(name, world):
+    bound = load_plan(f"plans/{name}.py", world).bind(tiny_config(), world)
+    assert bound.data_ranks == (world if "cp" not in name else world // 2)
+    assert bound.copies == 1
+
+
+@pytest.mark.parametrize(("name", "world"), [("single", 2), ("vision_cp_ulysses", 3)])
+def test_plans_refuse_worlds_that_do_not_fit(name, world):
+    plan = load_plan(f"plans/{name}.py", world)
+    assert f"the world has {world}" in fault(plan, world)
+
+
+def test_a_world_too_small_for_the_plan_is_refused():
+    with pytest.raises(PlanError, match="a size is at least 1"):
+        load_plan("plans/vision_cp_ulysses.py", 1)
+
+
+def test_errors_name_the_plan_file_and_line(tmp_path):
+    path = tmp_path / "bad.py"
+    source = Path("plans/vision_cp_ulysses.py").read_text()
+    path.write_text(source.replace(PATCHES, "(img@dp.home s)@xp c"))
+    line = 1 + source[: source.index("vision.patches")].count("\n")
+    message = fault(load_plan(str(path), 4))
+    assert f"{path}:{line} vision.patches: (img@dp.home s)@xp c" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("plans/nothing.py", "no plan file 'plans/nothing.py'"),
+        ("plans.nothing", "no plan module 'plans.nothing'"),
+        ("model.config", "defines no function plan(world)"),
+    ],
+)
+def test_unknown_plans_are_refused(name, what):
+    with pytest.raises(PlanError) as error:
+        load_plan(name, 2)
+    assert what in str(error.value)
+
+
+def test_a_plan_is_found_by_module_too():
+    assert load_plan("plans.baseline_dp", 4).layouts == load_plan("plans/baseline_dp.py", 4).layouts
+
+
+def test_storage_names_every_axis():
+    bound = make().bind(tiny_config(), 4)
+    assert bound.storage("model.visual") == Storage((), ("dp", "cp"))
+    assert bound.storage("lm_head") == Storage(("dp", "cp"), ())
+
+
+HEADER = make_headers(
+    [
+        SampleFacts(row=0, tokens=13, labelled=3, grids=((1, 4, 6),), starts=(4,)),
+        SampleFacts(row=1, tokens=9, labelled=2, grids=((1, 4, 4),), starts=(2,)),
+    ],
+    ranks=2,
+)[0]
+
+# One image of 24 patches on data rank 0 and one of 16 on data rank 1, in units of 4, over cp=2.
+ROWS = {
+    "(img@dp.home s)@cp c": [12, 12, 8, 8],
+    "(img@dp.home s@cp) c": [12, 12, 8, 8],
+    "(img@dp.home@cp s) c": [24, 0, 16, 0],
+    "(img s)@cp c": [20, 20, 20, 20],
+    "(img@cp s) c": [24, 16, 24, 16],
+}
+
+
+@pytest.mark.parametrize("patches", ROWS)
+def test_moving_one_at_changes_the_rows_of_each_rank(patches, tmp_path):
+    path = tmp_path / "moved.py"
+    source = Path("plans/vision_cp_ulysses.py").read_text()
+    path.write_text(source.replace(PATCHES, patches))
+    bound = load_plan(str(path), 4).bind(tiny_config(), 4)
+    assert [len(bound.share(HEADER, rank).patches) for rank in range(4)] == ROWS[patches]
+
+
+def test_padding_is_rounded_up_to_the_divisor():
+    share = make().bind(tiny_config(), 4).share(HEADER, 0)
+    assert np.array_equal(share.positions, [0, 1, 2, 3, 12, 13, 14, 15])
+    assert np.array_equal(share.rows, [0])
