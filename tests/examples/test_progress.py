@@ -1,0 +1,110 @@
+import io
+import json
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from examples.options import Settings
+from examples.progress import Journal, StepRecord
+from vlshard.agree import AgreedError
+
+REQUIRED = "--plan p.py --model m --data d.jsonl --steps 10 --batch 4".split()
+
+
+def record(step, loss=2.5):
+    return StepRecord(step, loss, 1.25, 1e-3, 120, 6, 0.5, (8, 12), (30, 34))
+
+
+def journal(steps, *, terminal, **files):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    return Journal(steps, console=console, **files), console.file
+
+
+def test_journal_writes_one_object_a_step_at_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log, _ = journal(2, terminal=False, metrics=path)
+    with log:
+        log.add(record(1))
+        assert json.loads(path.read_text()) == {
+            "step": 1,
+            "loss": 2.5,
+            "grad_norm": 1.25,
+            "lr": 1e-3,
+            "tokens": 120,
+            "images": 6,
+            "seconds": 0.5,
+            "vision_rows": [8, 12],
+            "text_rows": [30, 34],
+        }
+        log.add(record(2))
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_journal_prints_lines_where_there_is_no_terminal():
+    log, output = journal(9, terminal=False)
+    with log:
+        for step in range(1, 10):
+            log.add(record(step))
+    first, last = output.getvalue().splitlines()
+    rates = "loss 2.5000  grad norm 1.250  240 tokens/s  12.0 images/s"
+    assert first == f"step 1/9  {rates}  4 s left"
+    assert last == f"step 9/9  {rates}  0 s left"
+
+
+def test_journal_shows_a_bar_on_a_terminal():
+    log, output = journal(3, terminal=True)
+    with log:
+        for step in range(1, 4):
+            log.add(record(step))
+    assert "3/3" in output.getvalue() and "grad norm 1.250" in output.getvalue()
+
+
+def test_journal_draws_a_plot(tmp_path):
+    log, _ = journal(2, terminal=False, plot=tmp_path / "plot.png")
+    with log:
+        log.add(record(1, 3.0))
+        log.add(record(2, 2.0))
+    with Image.open(tmp_path / "plot.png") as picture:
+        assert picture.format == "PNG" and picture.width > 500
+
+
+def test_settings_have_the_documented_defaults():
+    found = Settings.from_command_line(REQUIRED)
+    assert (found.lr, found.min_lr, found.schedule, found.warmup) == (1e-3, 0.0, "constant", 0)
+    assert (found.weight_decay, found.clip, found.seed, found.shuffle) == (0.0, 1.0, 0, True)
+    assert (found.dtype, found.freeze, found.micro_batch, found.save) == ("float32", (), None, None)
+
+
+def test_settings_collect_freeze_patterns():
+    more = "--freeze a.* b.* --no-shuffle --freeze c".split()
+    found = Settings.from_command_line([*REQUIRED, *more])
+    assert (found.freeze, found.shuffle) == (("a.*", "b.*", "c"), False)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (["--batch", "0"], "argument --batch: 0 is not a finite number >= 1"),
+        (["--lr", "nan"], "argument --lr: nan is not a finite number >= 0"),
+        (["--steps", "x"], "argument --steps: invalid int value: 'x'"),
+        (["--dtype", "float16"], "argument --dtype: invalid choice: 'float16'"),
+        (["--speed", "9"], "unrecognized arguments: --speed 9"),
+    ],
+)
+def test_settings_refuse_a_wrong_command_line(change, text):
+    with pytest.raises(AgreedError) as error:
+        Settings.from_command_line([*REQUIRED, *change])
+    assert str(error.value).startswith(text)
+    assert "usage: " in str(error.value)
+
+
+def test_cosine_falls_from_the_peak_to_the_least_rate():
+    more = "--schedule cosine --lr 1 --min-lr 0.2 --warmup 2".split()
+    found = Settings.from_command_line([*REQUIRED, *more])
+    assert [found.lr_at(step) for step in (0, 1, 2, 6, 10)] == pytest.approx([0.5, 1, 1, 0.6, 0.2])
+
+
+def test_constant_stays_after_warm_up():
+    found = Settings.from_command_line([*REQUIRED, "--warmup", "4"])
+    assert [found.lr_at(step) for step in (0, 3, 9)] == pytest.approx([2.5e-4, 1e-3, 1e-3])
