@@ -25,7 +25,7 @@ test: setup
 	$(BIN)/python -m pytest tests
 
 parity: setup
-	$(BIN)/python tests/dist/long_parity.py
+	$(BIN)/python -m tests.dist.long_parity
 
 lint: setup
 	$(BIN)/ruff check .
@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
-	$(BIN)/python tests/benchmarks/bench_plans.py
+	$(BIN)/python -m tests.benchmarks.bench_plans
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache
