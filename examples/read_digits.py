@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-PROJECT = ("vlshard", "model", "plans")
+PROJECT = ("vlshard", "model", "plans", "examples")
 SHOWN = 5
 
 

@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 from transformers import AutoImageProcessor
 from transformers.image_utils import load_image
 
-from examples.digits import write_model
+from examples.digits_model import write_model
 from model.config import load_config
 from model.images import ImageError, ImageReader
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
-from examples.digits import write_model
+from examples.digits_model import write_model
 from model.config import load_config
 from model.images import ImageReader
 from model.rows import RowError, RowFile
