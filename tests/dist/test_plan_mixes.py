@@ -1,0 +1,167 @@
+"""Layouts and attention modes mixed freely: still what one process computes.
+
+Four ranks, four vision heads and 4 query over 2 key/value heads, so that Ulysses over cp=4 has to
+repeat key heads.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+
+from model.config import Config
+from tests.batches import Builder, batches
+from tests.tiny import tiny_raw
+from tests.training import Outcome, Run, gradient_faults
+
+SEED = 5
+SPREAD = {"initializer_range": 0.08}
+CASES = ("mixed sizes", "one sample, one image", "lengths 1 2 7 13 17", "two images of one sample")
+
+# (mesh, vision patches, vision mode, text tokens, text mode)
+MIXES = {
+    "whole pack, gather; zigzag, gather, cp4": (
+        "dp=1, cp=4",
+        "(img@dp.home s)@cp c",
+        'gather("cp")',
+        "b@dp.home s@cp.zigzag m",
+        'gather("cp")',
+    ),
+    "each image cut, ulysses; contiguous, gather, cp4": (
+        "dp=1, cp=4",
+        "(img@dp.home s@cp) c",
+        'ulysses("cp")',
+        "b@dp.home s@cp m",
+        'gather("cp")',
+    ),
+    "whole images, no mode; zigzag, ulysses, cp4": (
+        "dp=1, cp=4",
+        "(img@dp.home@cp s) c",
+        None,
+        "b@dp.home s@cp.zigzag m",
+        'ulysses("cp")',
+    ),
+    "whole images, ulysses; contiguous, ulysses, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img@dp.home@cp s) c",
+        'ulysses("cp")',
+        "b@dp.home s@cp m",
+        'ulysses("cp")',
+    ),
+    "each image cut, gather; zigzag, ulysses, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img@dp.home s@cp) c",
+        'gather("cp")',
+        "b@dp.home s@cp.zigzag m",
+        'ulysses("cp")',
+    ),
+    "everybody's images cut over cp, text at home, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img s)@cp c",
+        'gather("cp")',
+        "b@dp.home s@cp.zigzag m",
+        'gather("cp")',
+    ),
+    "vision copied over cp, text cut, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img@dp.home s) c",
+        None,
+        "b@dp.home s@cp.zigzag m",
+        'gather("cp")',
+    ),
+    "vision cut over cp, text copied over it, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img@dp.home s)@cp c",
+        'ulysses("cp")',
+        "b@dp.home s m",
+        None,
+    ),
+    "images dealt over dp by count, text rows cut by chunk, dp4": (
+        "dp=4",
+        "(img@dp s) c",
+        None,
+        "b@dp s m",
+        None,
+    ),
+    "rows at home in two, split again, dp2 by dp2": (
+        "dpo=2, dpi=2",
+        "(img@dpo.home@dpi s) c",
+        None,
+        "b@dpo.home@dpi s m",
+        None,
+    ),
+}
+TEMPLATE = """
+from vlshard import Mesh, Plan, fsdp, gather, replicate, ulysses
+
+def plan(world):
+    mesh = Mesh({mesh})
+    return Plan(
+        mesh=mesh,
+        params={{"model.visual.**": replicate(), "**": fsdp(" ".join(mesh.sizes))}},
+        layouts={{"vision.patches": "{patches}", "text.tokens": "{tokens}"}},
+        attention={{{modes}}},
+    )
+"""
+
+
+def raw():
+    return tiny_raw(text=SPREAD, vision={**SPREAD, "num_heads": 4})
+
+
+def cases(config):
+    known = batches(config)
+    known["two images of one sample"] = (
+        Builder(config, 21).add(3, (4, 4), 2, (6, 4), 4).add(6).batch()
+    )
+    return {name: known[name] for name in CASES}
+
+
+def probe_all(plan) -> dict[str, Outcome]:
+    run = Run(Config.from_dict(raw()), plan, seed=SEED)
+    return {name: run.probe(batch) for name, batch in cases(run.config).items()}
+
+
+@cache
+def reference():
+    return probe_all(None)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_mix_equals_one_process(mix, ranks, tmp_path):
+    mesh, patches, vision, tokens, text = MIXES[mix]
+    modes = ", ".join(f'"{s}": {m}' for s, m in (("vision", vision), ("text", text)) if m)
+    path = tmp_path / "mix.py"
+    path.write_text(TEMPLATE.format(mesh=mesh, patches=patches, tokens=tokens, modes=modes))
+    found = ranks(4).run(probe_all, str(path), timeout=120)[0]
+    for name, expected in reference().items():
+        assert gradient_faults(found[name], expected) == [], name
+        assert found[name].loss == pytest.approx(expected.loss, rel=1e-6)
+        assert found[name].norm == pytest.approx(expected.norm, rel=1e-5)
+
+
+def test_vision_gradient_is_not_lost_where_one_rank_encodes_all(ranks, tmp_path):
+    """Rank 0 encodes the image, rank 1 holds all of its placeholders."""
+    path = tmp_path / "one.py"
+    mesh, patches, tokens = "dp=1, cp=2", "(img@dp.home@cp s) c", "b@dp.home s@cp.zigzag m"
+    modes = '"text": gather("cp")'
+    path.write_text(TEMPLATE.format(mesh=mesh, patches=patches, tokens=tokens, modes=modes))
+    found = ranks(2).run(one_image, str(path))
+    expected = one_image(None)
+    assert found[0].patches == [[24, 0]]
+    assert gradient_faults(found[0], expected) == []
+    name = "model.visual.patch_embed.proj.weight"
+    ratio = found[0].gradients[name].norm() / expected.gradients[name].norm()
+    assert float(ratio) == pytest.approx(1.0, abs=1e-5)
+
+
+def one_image(plan) -> Outcome:
+    """Three text tokens, a 4x6 image, two text tokens; padded to 16 under cp=2."""
+    run = Run(Config.from_dict(raw()), plan, seed=SEED)
+    return run.probe(Builder(run.config, 31).add(3, (4, 6), 2).batch())
+
+
+def test_reference_is_more_than_noise():
+    for outcome in reference().values():
+        assert outcome.norm > 0.1
+        assert torch.isfinite(torch.tensor(outcome.loss))
