@@ -105,7 +105,7 @@ def _rows(layout: Layout, rank: int, dim: int) -> IntArray:
     return _held(layout.bound[dim], tuple(layout.mesh.coords(rank).items()))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _held(dim: BoundDim, place: tuple[tuple[str, int], ...]) -> IntArray:
     """Kept because the routes of q, k, v and out ask for the same rows."""
     rows = dim.pieces(dict(place)).indices()
