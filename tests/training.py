@@ -79,36 +79,36 @@ class Run:
     def forward_backward(self, batch: Batch) -> float:
         """Raw gradients of one global batch; returns the loss, summed over ranks."""
         total = torch.zeros(())
-        patches = tokens = 0
+        counts = torch.zeros(2, dtype=torch.int64)
         for header in self.headers(batch):
-            if self.bound:
-                at = self.bound.step(header)
-                share = at.share
-            else:
-                at, share = local_boundaries(header.segments), whole_share(header)
-            offsets = [facts.row for facts in header.samples]
-            samples = {i: batch.samples[row] for i, row in enumerate(offsets)}
-            pixels = {
-                (i, item): rows
-                for i, row in enumerate(offsets)
-                for (owner, item), rows in batch.pixels.items()
-                if owner == row
-            }
-            inputs = build_inputs(header, share, samples, pixels, self.config)
-            loss = self.model(inputs, at)
-            loss.backward()
-            total += loss.detach()
-            patches += len(share.patches)
-            tokens += len(share.rows) * len(share.positions)
-        counts = torch.tensor([patches, tokens])
-        rows = [counts]
-        if dist.is_initialized() and self.bound:
+            at = self.bound.step(header) if self.bound else local_boundaries(header.segments)
+            loss, rows = self.one_forward_backward(batch, header, at)
+            total += loss
+            counts += rows
+        everyone = [counts]
+        if self.bound:
             dist.all_reduce(total)
-            rows = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
-            dist.all_gather(rows, counts)
-        self.outcome.patches.append([int(r[0]) for r in rows])
-        self.outcome.tokens.append([int(r[1]) for r in rows])
+            everyone = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyone, counts)
+        self.outcome.patches.append([int(rows[0]) for rows in everyone])
+        self.outcome.tokens.append([int(rows[1]) for rows in everyone])
         return float(total)
+
+    def one_forward_backward(self, batch: Batch, header, at):
+        """One micro-batch: this rank's loss term, and how many patches and tokens it computed."""
+        share = at.share if self.bound else whole_share(header)
+        offsets = [facts.row for facts in header.samples]
+        samples = {i: batch.samples[row] for i, row in enumerate(offsets)}
+        pixels = {
+            (i, item): rows
+            for i, row in enumerate(offsets)
+            for (owner, item), rows in batch.pixels.items()
+            if owner == row
+        }
+        loss = self.model(build_inputs(header, share, samples, pixels, self.config), at)
+        loss.backward()
+        rows = [len(share.patches), len(share.rows) * len(share.positions)]
+        return loss.detach(), torch.tensor(rows)
 
     def raw_gradients(self) -> dict[str, torch.Tensor | None]:
         return {
