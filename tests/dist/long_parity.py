@@ -38,7 +38,9 @@ def main() -> int:
     raw = tiny_config().raw
     losses, norms = train(None, raw, steps)
     print(f"one process: {steps} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f}")
-    print(f"{'plan':20}{'ranks':>6}{'max |loss difference|':>24}{'max norm difference':>22}{'s':>7}")
+    print(
+        f"{'plan':20}{'ranks':>6}{'max |loss difference|':>24}{'max norm difference':>22}{'s':>7}"
+    )
     worst = 0.0
     for world in (2, 4):
         ranks = Ranks(world)
