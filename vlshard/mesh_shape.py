@@ -15,6 +15,7 @@ class MeshShape:
     """
 
     _items: tuple[tuple[str, int], ...]
+    _sizes: Mapping[str, int]
 
     def __init__(self, **sizes: int) -> None:
         """Name the axes.
@@ -26,11 +27,12 @@ class MeshShape:
         for axis, size in sizes.items():
             check_size(axis, size)
         object.__setattr__(self, "_items", tuple(sizes.items()))
+        object.__setattr__(self, "_sizes", MappingProxyType(dict(sizes)))
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """Number of ranks along each axis, outermost first."""
-        return MappingProxyType(dict(self._items))
+        return self._sizes
 
     @property
     def size(self) -> int:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from vlshard.attention import Runs, segmented_attention
 from vlshard.boundaries import local_boundaries
 
