@@ -1,9 +1,10 @@
 """Make a data set of handwritten digits: images, chat rows and a small model folder to train.
 
 ``python examples/digits.py --out DIR --seed S`` writes scikit-learn's 1,797 scanned digits as PNG
-files and builds from them rows that ask for the 1 to 4 digits shown, each in its own image. Scans
-are shifted and turned a little, images have several sizes. Scans that are held out occur in no
-training image. Nothing is downloaded.
+files and builds from them rows that ask for the 1 to 4 digits shown, each in its own image. Images
+have several sizes. Scans to train on are drawn several times, each time shifted and turned a
+little; scans that are held out occur in no training image and stay as they were scanned. Nothing
+is downloaded.
 """
 
 import argparse
@@ -28,7 +29,7 @@ Size = tuple[int, int]
 SIZES = ((32, 32), (64, 32), (32, 64), (64, 64))  # height, width; 32x32 pixels are one token
 SIZE_CHANCES = (0.6, 0.1, 0.1, 0.2)
 FILL = 0.9  # the digit's side as a part of the image's shorter one
-SHAKE = 0.1  # shift as a part of the digit's side, turn as a part of a right angle
+SHAKE = 0.1  # of scans to train on: most shift [digit's side] and turn [right angles]
 
 
 class Scans:
@@ -40,8 +41,8 @@ class Scans:
         self.images = [Image.fromarray(scan) for scan in ink.astype(np.uint8)]
         self.digits = [str(digit) for digit in digits.target]
 
-    def draw(self, scan: int, size: Size, rng: Generator) -> Image.Image:
-        """Draw a scan into an image, shifted and turned by chance, about as large as fits.
+    def draw(self, scan: int, size: Size, rng: Generator, shake: float = 0.0) -> Image.Image:
+        """Draw a scan into an image, about as large as fits.
 
         In an image that is longer one way, the digit is at one end or in the middle.
 
@@ -49,11 +50,12 @@ class Scans:
           scan: index of the scan.
           size: height and width of the image [pixels].
           rng: where chance comes from.
+          shake: most by which the digit is shifted [its side] and turned [right angles].
         Returns: a grey image, white on black.
         """
         height, width = size
         short = min(size)
-        down, right, turn = rng.uniform(-SHAKE, SHAKE, size=3)
+        down, right, turn = rng.uniform(-shake, shake, size=3)
         place = rng.integers(-1, 2) / 2
         scale = SCAN_SIDE / (FILL * short)
         y = height / 2 + place * (height - short) + down * FILL * short
@@ -112,7 +114,7 @@ def write_train(
         for variant, size in enumerate(draw_sizes(variants, rng)):
             names.append(f"images/train/scan{scan:04d}-{variant}.png")
             digits.append(scans.digits[scan])
-            save_png(scans.draw(scan, size, rng), out / names[-1])
+            save_png(scans.draw(scan, size, rng, SHAKE), out / names[-1])
     counts = rng.integers(1, MOST_DIGITS + 1, size=num_rows)
     picks = rng.integers(0, len(names), size=(num_rows, MOST_DIGITS))
     rows = [
@@ -157,7 +159,7 @@ def write_heldout(
 
 
 def write_data(
-    out: Path, seed: int = 0, train_rows: int = 32000, heldout_rows: int = 512, variants: int = 10
+    out: Path, seed: int = 0, train_rows: int = 32000, heldout_rows: int = 512, variants: int = 8
 ) -> None:
     """Write the whole data set: model folder, images and rows; the same for the same arguments.
 
@@ -186,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-rows", type=int, default=32000)
     parser.add_argument("--heldout-rows", type=int, default=512)
-    parser.add_argument("--variants", type=int, default=10, help="drawings of each training scan")
+    parser.add_argument("--variants", type=int, default=8, help="drawings of each training scan")
     options = parser.parse_args(arguments)
     if options.out.exists() and os.listdir(options.out):
         parser.error(f"{options.out} is not empty")

@@ -90,9 +90,12 @@ class ImageReader:
         """
         processor = self.processor
         with _opened(path) as (file, image):
-            grid = _grid(processor, *_upright_size(file, image), path)
+            size = _upright_size(file, image)
+            grid = _grid(processor, *size, path)
             rgb = _to_rgb(ImageOps.exif_transpose(image))
-        batch = processor(images=[rgb], return_tensors="pt")
+        fits = size == (grid[1] * processor.patch_size, grid[2] * processor.patch_size)
+        options = {"do_resize": False} if fits else {}  # the same values, sooner
+        batch = processor(images=[rgb], return_tensors="pt", **options)
         found = tuple(batch["image_grid_thw"][0].tolist())
         if found != grid:
             raise ImageError(path, f"decoded to a grid of {found}, the header says {grid}")
