@@ -37,9 +37,10 @@ class Builder:
         return self.draw.integers(*TEXT_IDS, size=count).tolist()
 
     def add(self, *parts, labelled=None):
-        """One sample: an int is that many text tokens, a (h, w) an image, a (t, h, w) a video.
+        """Add one sample.
 
         Args:
+          *parts: an int is that many text tokens, a (h, w) an image, a (t, h, w) a video.
           labelled: positions that carry labels; None for all text tokens.
         """
         config, index = self.config, len(self.samples)

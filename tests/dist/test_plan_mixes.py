@@ -13,6 +13,8 @@ from model.config import Config
 from tests.batches import Builder, batches
 from tests.tiny import tiny_raw
 from tests.training import Outcome, Run, gradient_faults
+from vlshard.header import SampleFacts, make_headers
+from vlshard.plan import load_plan
 
 SEED = 5
 SPREAD = {"initializer_range": 0.08}
@@ -165,3 +167,32 @@ def test_reference_is_more_than_noise():
     for outcome in reference().values():
         assert outcome.norm > 0.1
         assert torch.isfinite(torch.tensor(outcome.loss))
+
+
+def dealt_heads(plan, raw):
+    """Which query and key heads this rank attends with, and the gradient of each key head."""
+    config = Config.from_dict(raw)
+    bound = load_plan(plan, torch.distributed.get_world_size()).bind(config, 4)
+    facts = [SampleFacts(row=0, tokens=8, labelled=7)]
+    at = bound.step(make_headers(facts, bound.data_ranks)[0])
+    q, kv, width = config.heads["text"]
+    rows = len(at.share.positions)
+    queries = torch.arange(float(q))[:, None].expand(1, rows, q, width)
+    keys = torch.arange(float(kv))[:, None].expand(1, rows, kv, width).clone().requires_grad_()
+    brought = [at.start(f"text.{n}", x).wait() for n, x in (("q", queries), ("k", keys))]
+    brought[1].sum().backward()
+    heads = [x[0, 0, :, 0].tolist() for x in brought]
+    return *heads, keys.grad[0, :, :, 0]
+
+
+def test_fewer_key_heads_than_ranks_are_copied_and_their_gradients_summed(ranks, tmp_path):
+    path = tmp_path / "heads.py"
+    tokens, modes = "b@dp.home s@cp.zigzag m", '"text": ulysses("cp")'
+    fields = {"mesh": "dp=1, cp=4", "patches": "(img@dp.home@cp s) c", "tokens": tokens}
+    path.write_text(TEMPLATE.format(**fields, modes=modes))
+    raw = tiny_raw(text={"num_attention_heads": 8, "num_key_value_heads": 2})
+    results = ranks(4).run(dealt_heads, str(path), raw)
+    assert [q for q, _, _ in results] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [k for _, k, _ in results] == [[0], [0], [1], [1]]
+    for _, _, gradient in results:
+        assert gradient.tolist() == [[2.0, 2.0]] * len(gradient)

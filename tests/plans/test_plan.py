@@ -274,3 +274,14 @@ def test_padding_is_rounded_up_to_the_divisor():
     share = make().bind(tiny_config(), 4).share(HEADER, 0)
     assert np.array_equal(share.positions, [0, 1, 2, 3, 12, 13, 14, 15])
     assert np.array_equal(share.rows, [0])
+
+
+def test_large_images_are_computed_once():
+    facts = [
+        SampleFacts(row=i, tokens=300, labelled=9, grids=((1, 32, 32),), starts=(4,))
+        for i in range(4)
+    ]
+    for name, world in (("vision_cp_ulysses", 2), ("vision_cp_colossal", 2), ("baseline_dp", 2)):
+        bound = load_plan(f"plans/{name}.py", world).bind(tiny_config(), world)
+        header = make_headers(facts, bound.data_ranks)[0]
+        assert [len(bound.share(header, rank).patches) for rank in range(2)] == [2048, 2048]
