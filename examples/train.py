@@ -33,9 +33,9 @@ from model.loader import DATA_ERRORS, Batch, Loader, Reading
 from model.modules import Qwen3VLMoe, refuse_expert_widths
 from model.rows import RowFile
 from vlshard.adapt import shard_model
-from vlshard.agree import AgreedError, together
+from vlshard.agree import AgreedError, agree, together
 from vlshard.errors import ShardError, nearest
-from vlshard.norm import clip_gradients, grad_norm
+from vlshard.norm import clip_gradients, grad_norm, local_part
 from vlshard.plan import BoundPlan, load_plan
 from vlshard.pytree import tree_map
 
@@ -63,6 +63,7 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     """
     job = prepare(settings)
     trainer = Trainer(settings, build_model(settings, job, device), device)
+    tell_sizes(trainer.model, settings)
     group = dist.new_group(backend="gloo")
     with (
         journal(settings) as log,
@@ -80,6 +81,16 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     if settings.save:
         export(settings, job.config, trainer.model)
     return 0
+
+
+def tell_sizes(model: nn.Module, settings: Settings) -> None:
+    """Say how many parameters there are, and how many each rank stores; every rank calls it."""
+    stored = sum(local_part(parameter).numel() for parameter in model.parameters())
+    by_rank = agree(stored)
+    if dist.get_rank() == 0:
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        ranks = ", ".join(f"{count:,}" for count in by_rank)
+        print(f"plan {settings.plan}: {whole:,} parameters, stored per rank {ranks}", flush=True)
 
 
 @dataclass(frozen=True)

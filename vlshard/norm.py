@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 CHUNK = 256
@@ -86,13 +87,19 @@ def _counts_here(gradient: Tensor) -> bool:
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"a gradient with placements {placements} is not summed yet")
     coordinate = mesh.get_coordinate()
-    if coordinate is None or 0 not in mesh.mesh.flatten().tolist():
+    if coordinate is None or not _holds_rank_0(mesh):
         return False
     return all(
         place == 0
         for place, placement in zip(coordinate, placements, strict=True)
         if placement.is_replicate()
     )
+
+
+@lru_cache
+def _holds_rank_0(mesh: DeviceMesh) -> bool:
+    """Whether rank 0 is on the mesh; asked for every parameter of every step."""
+    return bool((mesh.mesh == 0).any())
 
 
 def _sum_of_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
