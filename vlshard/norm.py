@@ -1,6 +1,7 @@
 """The norm of all gradients, over parameters that live on different meshes."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import cast
 
 import torch
