@@ -12,8 +12,10 @@ order := "zigzag" | "balance" | "home"    none: contiguous blocks
 arrow := spec "->" spec                   the same dims in the same order
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
+from vlshard.errors import SpecError
 from vlshard.parser import ORDERS, Parser
 from vlshard.syntax import (
     Axis,
@@ -77,13 +79,13 @@ def arrow(text: str) -> tuple[Spec, Spec]:
       right but not on the left.
     """
     parser = Parser(text)
-    src = parser.spec()
-    if parser.peek().text != "->":
+    left, *rights = text.split("->")
+    if not rights:
+        parser.spec()
         parser.fail("an arrow needs a spec on each side of one '->'", parser.here())
-    parser.next()
-    dst = parser.spec()
-    if parser.peek().text:
-        parser.fail(f"unexpected '{parser.peek().text}'", parser.peek().span)
+    # Sides recur in many arrows: each is read, and kept, behind as many blanks as stand before it.
+    src = _side(left, text)
+    dst = _side(" " * (len(left) + 2) + "->".join(rights), text)
     if list(map(label, src.dims)) != list(map(label, dst.dims)):
         left = {label(dim) for dim in src.dims}
         right = {label(dim) for dim in dst.dims}
@@ -99,6 +101,15 @@ def arrow(text: str) -> tuple[Spec, Spec]:
         spans = [axis.span for axis in missing]
         parser.fail(f"a sum over {names} is pending on the right but not on the left", *spans)
     return src, dst
+
+
+def _side(padded: str, text: str) -> Spec:
+    """One side of an arrow, its spans and messages in the whole text."""
+    try:
+        return replace(spec(padded), text=text)
+    except SpecError as error:
+        notes = error.notes
+        raise SpecError(error.headline, text=text, spans=error.spans, notes=notes) from None
 
 
 def _einops_call(src: Spec, dst: Spec) -> str:

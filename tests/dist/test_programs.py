@@ -147,7 +147,9 @@ def check_case(case, mesh, results):
         assert np.array_equal(y, right) and y.shape == right.shape, (case, rank)
     faults = oracle.gradient_faults(case, mesh, [gradient for _, gradient, *_ in results])
     assert not faults, oracle.arrow_of(case)
-    rank, sizes = case.seed // 7 % len(results), both_named(case)  # every rank has its turns
+    if case.seed % 3:
+        return
+    rank, sizes = case.seed // 3 % len(results), both_named(case)  # every rank has its turns
     program = transition(*map(oracle.text_of, case[:2]), MeshShape(**mesh), **sizes)
     counted = program.bytes_sent(rank=rank, itemsize=8, **sizes)
     assert counted == tuple(results[rank][2:]), (oracle.arrow_of(case), rank)
