@@ -106,7 +106,8 @@ class Run:
             if owner == row
         }
         loss = self.model(build_inputs(header, share, samples, pixels, self.config), at)
-        loss.backward()
+        if loss.requires_grad:  # a text-only step of a frozen decoder trains nothing
+            loss.backward()
         rows = [len(share.patches), len(share.rows) * len(share.positions)]
         return loss.detach(), torch.tensor(rows)
 
