@@ -75,7 +75,7 @@ def train_command(options: argparse.Namespace, out: Path) -> list[str]:
         "batch": BATCH,
         "lr": 2e-3,
         "schedule": "cosine",
-        "weight-decay": 0.05,
+        "weight-decay": 0.5,
         "seed": options.seed,
         "metrics": out / "metrics.jsonl",
         "plot": out / "loss.png",

@@ -27,7 +27,7 @@ SCAN_SIDE = 8
 MOST_DIGITS = 4
 Size = tuple[int, int]
 SIZES = ((32, 32), (64, 32), (32, 64), (64, 64))  # height, width; 32x32 pixels are one token
-SIZE_CHANCES = (0.6, 0.1, 0.1, 0.2)
+SIZE_CHANCES = (0.7, 0.1, 0.1, 0.1)
 FILL = 0.9  # the digit's side as a part of the image's shorter one
 SHAKE = 0.1  # of scans to train on: most shift [digit's side] and turn [right angles]
 
