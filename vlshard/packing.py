@@ -60,7 +60,10 @@ class Packing:
 
 def integers(field: str, values: Sequence[int], least: int) -> tuple[int, ...]:
     """The values as plain integers, each at least ``least``."""
-    return tuple(integer(f"{field}[{i}]", value, least) for i, value in enumerate(values))
+    given = tuple(values)
+    if all(type(value) is int for value in given) and min(given, default=least) >= least:
+        return given
+    return tuple(integer(f"{field}[{i}]", value, least) for i, value in enumerate(given))
 
 
 def integer(field: str, value: object, least: int) -> int:
