@@ -135,6 +135,20 @@ def summary(records: Sequence[StepRecord]) -> str:
     return f"loss {last.loss:.4f}  grad norm {last.grad_norm:.3f}  {rates}"
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be written at the end.
+
+    Raises: OSError that says why.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = sorted(FigureCanvasBase.filetypes)
+    if path.suffix[1:].lower() not in kinds:
+        raise OSError(f"{path} is no picture that can be drawn: expected .{', .'.join(kinds)}")
+    if path.is_dir():
+        raise OSError(f"{path} is a folder, not a picture")
+
+
 def draw(records: Sequence[StepRecord], path: Path) -> None:
     """Draw loss and gradient norm over steps into a picture file."""
     import matplotlib

@@ -16,7 +16,7 @@ from torch import nn
 
 from examples.launch import INTERRUPTED, Interruption, join_ranks, run
 from examples.options import Settings
-from examples.progress import Journal, StepRecord
+from examples.progress import Journal, StepRecord, check_picture
 from model.checkpoint import (
     CheckpointError,
     check_checkpoint,
@@ -135,7 +135,9 @@ def prepare_outputs(settings: Settings) -> None:
         if path and dist.get_rank() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
     if settings.metrics and dist.get_rank() == 0:
-        settings.metrics.touch()
+        settings.metrics.open("a").close()
+    if settings.plot and dist.get_rank() == 0:
+        check_picture(settings.plot)
 
 
 def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module:

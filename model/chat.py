@@ -126,6 +126,8 @@ def _check_messages(messages: Any, num_images: int) -> None:
             raise ChatError(f"message {i}: found role {role}, expected one of {', '.join(ROLES)}")
         if not isinstance(message["content"], str):
             raise ChatError(f"message {i}: expected the content as text with {MARK} for images")
+        if any("\ud800" <= letter <= "\udfff" for letter in message["content"]):
+            raise ChatError(f"message {i}: the content is no text, it has half a surrogate pair")
     marks = sum(message["content"].count(MARK) for message in messages)
     if marks != num_images:
         raise ChatError(f"found {marks} {MARK} marks for {num_images} images, expected as many")

@@ -114,8 +114,9 @@ def make_recipe(
         for file, names in found.files.items()
     )
     index = copy.deepcopy(found.index)
-    if index is not None and "total_size" in (index.get("metadata") or {}):
-        index["metadata"]["total_size"] = sum(_size(piece, tensors) for piece in pieces)
+    metadata = None if index is None else index.get("metadata")
+    if isinstance(metadata, dict) and "total_size" in metadata:
+        metadata["total_size"] = sum(_size(piece, tensors) for piece in pieces)
     return Recipe(pieces, frozenset(n for n, e in found.entries.items() if e.swapped), index)
 
 

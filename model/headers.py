@@ -92,7 +92,7 @@ def _read_index(folder: Path, weights: Weights) -> None:
         index = _load_json((folder / INDEX).read_text(encoding="utf-8"))
         places = index["weight_map"]
         named = all(isinstance(name, str) and isinstance(at, str) for name, at in places.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         weights.problems.append(f"{INDEX} cannot be read: {error}")
         return
     if not named:

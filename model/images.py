@@ -95,7 +95,11 @@ class ImageReader:
             rgb = _to_rgb(ImageOps.exif_transpose(image))
         fits = size == (grid[1] * processor.patch_size, grid[2] * processor.patch_size)
         options = {"do_resize": False} if fits else {}  # the same values, sooner
-        batch = processor(images=[rgb], return_tensors="pt", **options)
+        try:
+            batch = processor(images=[rgb], return_tensors="pt", **options)
+        except Exception as error:  # whatever odd settings lead to
+            reason = f"the image processor of {self.folder} refuses it: {error}"
+            raise ImageError(path, reason) from error
         found = tuple(batch["image_grid_thw"][0].tolist())
         if found != grid:
             raise ImageError(path, f"decoded to a grid of {found}, the header says {grid}")

@@ -152,8 +152,8 @@ def _refuse_text_settings(values: Settings) -> None:
     values.one_of("use_sliding_window", False)
     if values.get("sliding_window") is not None and values.get("use_sliding_window") is not False:
         values.problem(f"sliding_window = {values.get('sliding_window')!r}: expected null")
-    kinds = values.get("layer_types")
-    if any(kind != "full_attention" for kind in kinds or ()):
+    kinds = values.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         values.problem(f"layer_types = {kinds!r}: expected 'full_attention' only")
     both = values.get("num_experts"), values.get("num_local_experts")
     if None not in both and both[0] != both[1]:
@@ -200,6 +200,11 @@ def contradictions(vision: VisionConfig, text: TextConfig) -> list[str]:
         (
             len(text.mrope_section) == 3,
             f"mrope_section = {list(text.mrope_section)}: expected three sizes",
+        ),
+        (
+            2 * sum(text.mrope_section) == text.head_dim,
+            f"mrope_section = {list(text.mrope_section)}: expected a sum of half of "
+            f"text_config.head_dim = {text.head_dim}",
         ),
         (
             not text.num_experts or text.num_experts_per_tok <= text.num_experts,

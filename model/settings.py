@@ -1,5 +1,6 @@
 """Typed look-ups in a settings file, which collect all that is wrong before anything is raised."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ class Settings:
         return self._take(key, default, lambda x: is_whole(x, least), f"an int >= {least}")
 
     def number(self, key: str, default: float) -> float:
-        """A number of at least 0."""
+        """A finite number of at least 0."""
         return float(self._take(key, default, is_number, "a number >= 0"))
 
     def flag(self, key: str, default: bool) -> bool:
@@ -81,5 +82,6 @@ def are_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a number (no bool, no NaN) of at least 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    """Whether this is a finite number (no bool) of at least 0."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and 0 <= value <= sys.float_info.max

@@ -4,15 +4,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
+from typing import cast
 
 from vlshard.axes import home_axes
 from vlshard.contract import PATCHES, SITES, TOKENS, ModelConfig
 from vlshard.errors import LayoutError, PlanError, ShardError, Span, nearest
 from vlshard.layout import layout
+from vlshard.mesh import Mesh
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing
-from vlshard.settings import Storage
+from vlshard.settings import Mode, Storage
 from vlshard.spec import Name, Spec, spec
+
+KINDS: Mapping[str, tuple[type | UnionType, str]] = {
+    "params": (Storage, "replicate() or fsdp(...)"),
+    "layouts": (str, "a spec in quotes"),
+    "attention": (Mode, "ulysses(...) or gather(...)"),
+    "checkpoint": (int, "a count"),
+    "splits": (str, "a spec in quotes"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,27 @@ def pattern_matcher(pattern: str) -> Callable[[str], bool]:
 def unit_of(name: str, units: tuple[str, ...]) -> str:
     """The innermost unit that holds a parameter."""
     return max((u for u in units if u == "" or name.startswith(u + ".")), key=len)
+
+
+def check_kinds(fields: Mapping[str, object], source: str) -> Iterator[ShardError]:
+    """Each field of a plan holds what the other checks take for granted."""
+    mesh = fields["mesh"]
+    if not isinstance(mesh, Mesh):
+        yield PlanError(f"mesh is {mesh!r}, not a Mesh(...)", where=f"{source} mesh")
+    for name, (kind, what) in KINDS.items():
+        values = fields[name]
+        if not isinstance(values, Mapping):
+            found = f"{name} is a {type(values).__name__}, not a dict"
+            yield PlanError(found, where=f"{source} {name}")
+            continue
+        for key, value in cast("Mapping[object, object]", values).items():
+            if not isinstance(key, str):
+                yield PlanError(f"{name} has {key!r} for a name", where=f"{source} {name}")
+            if not isinstance(value, kind) or isinstance(value, bool):
+                where = f"{source} {name} {key!r}"
+                yield PlanError(f"{value!r} is not {what}", where=where)
+            elif not isinstance(getattr(value, "axis", ""), str):
+                yield PlanError(f"{value!r} names no mesh axis", where=f"{source} {name} {key!r}")
 
 
 def check_world(mesh: MeshShape, world: int, source: str) -> Iterator[ShardError]:

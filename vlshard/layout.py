@@ -30,6 +30,7 @@ from vlshard.spec import (
 )
 
 Size = int | Packing
+LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,9 @@ class Binder:
         self.check_available()
         self.check_sizes(sizes)
         bound = tuple(self.dim(dim, sizes) for dim in self.spec.dims)
+        for dim, whole in zip(self.spec.dims, bound, strict=True):
+            if whole.size > LARGEST:
+                self.fail(f"dim '{label(dim)}' has {whole.size} indices, too many", dim.span)
         return Layout(self.spec, self.mesh, bound, tuple(sizes.items()), self.where)
 
     def size(self, name: str, value: object) -> Size:

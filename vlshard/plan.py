@@ -1,11 +1,8 @@
 """A plan: which layout each boundary has, how parameters are stored, how attention is met."""
 
-import importlib
-import runpy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch.distributed as dist
@@ -23,6 +20,7 @@ from vlshard.header import Share, StepHeader
 from vlshard.layout import Layout, layout
 from vlshard.mesh import Mesh
 from vlshard.packing import Packing
+from vlshard.plan_file import build_plan
 from vlshard.schedule import (
     Move,
     Schedule,
@@ -78,6 +76,9 @@ class Plan:
     def faults(self, config: ModelConfig, world: int) -> Iterable[ShardError]:
         """Everything that keeps the plan from running on this model and world."""
         mesh, source = self.mesh, self.source
+        if kinds := list(check.check_kinds(vars(self), source)):
+            yield from kinds
+            return
         yield from check.check_world(mesh, world, source)
         yield from check.check_storage(self.params, mesh, config, source)
         if self.splits:
@@ -112,32 +113,12 @@ def load_plan(name: str, world: int) -> Plan:
     Args:
       name: path of a Python file (``plans/baseline_dp.py``) or a module (``plans.baseline_dp``).
       world: number of ranks.
-    Raises: PlanError if there is no such plan, it defines no ``plan``, or it refuses the world.
+    Raises: PlanError if there is no such plan, it defines no ``plan``, or running it fails.
     """
-    path = Path(name)
-    if name.endswith(".py") or path.exists():
-        if not path.is_file():
-            raise PlanError(f"no plan file {name!r}", notes=[_known_plans(path.parent)])
-        names, source = runpy.run_path(name), name
-    else:
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            known = _known_plans(Path("plans"))
-            raise PlanError(f"no plan module {name!r}", notes=[known]) from error
-        names, source = vars(module), name.replace(".", "/") + ".py"
-    build = names.get("plan")
-    if not callable(build):
-        raise PlanError(f"{name} defines no function plan(world)")
-    plan = build(world)
+    plan, source = build_plan(name, world)
     if not isinstance(plan, Plan):
         raise PlanError(f"plan({world}) of {name} gave {type(plan).__name__}, not a Plan")
     return replace(plan, source=source)
-
-
-def _known_plans(folder: Path) -> str:
-    names = sorted(p.name for p in folder.glob("*.py") if p.name != "__init__.py")
-    return f"plans in {folder}: {', '.join(names) or 'none'}"
 
 
 class StepLayouts(NamedTuple):

@@ -92,7 +92,7 @@ def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
 
 
 def reshard(
-    x: Shaped[Tensor, "..."], arrow: str, mesh: Mesh, **sizes: int | Packing
+    x: Shaped[Tensor, "..."], arrow: str, mesh: Mesh, /, **sizes: int | Packing
 ) -> Shaped[Tensor, "..."]:
     """Move a tensor from one layout to another; every rank calls this alike.
 

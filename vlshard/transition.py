@@ -83,6 +83,7 @@ def transition(
     src: str | Spec,
     dst: str | Spec,
     mesh: MeshShape,
+    /,
     *,
     where: str | None = None,
     **sizes: int | Packing,

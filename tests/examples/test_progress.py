@@ -6,7 +6,7 @@ from PIL import Image
 from rich.console import Console
 
 from examples.options import Settings
-from examples.progress import Journal, StepRecord
+from examples.progress import Journal, StepRecord, check_picture
 from vlshard.agree import AgreedError
 
 REQUIRED = "--plan p.py --model m --data d.jsonl --steps 10 --batch 4".split()
@@ -67,6 +67,16 @@ def test_journal_draws_a_plot(tmp_path):
         log.add(record(2, 2.0))
     with Image.open(tmp_path / "plot.png") as picture:
         assert picture.format == "PNG" and picture.width > 500
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("plot.docx", "is no picture that can be drawn"), ("a.png", "is a folder")]
+)
+def test_pictures_that_cannot_be_written_are_refused(tmp_path, name, reason):
+    (tmp_path / "a.png").mkdir()
+    check_picture(tmp_path / "plot.PNG")
+    with pytest.raises(OSError, match=reason):
+        check_picture(tmp_path / name)
 
 
 def test_settings_have_the_documented_defaults():

@@ -200,6 +200,8 @@ FAULTS = {
     "no image": ({}, lambda f, t: broken_rows(f, t, 3, images=["9.png"]), "no such image file"),
     "damaged image": ({}, truncated_image, "2.1.png: cannot be decoded"),
     "target": ({"save": ROOT / "tests"}, None, "it is not replaced"),
+    "metrics in a folder": ({"metrics": ROOT / "tests"}, None, "Is a directory"),
+    "plot of no kind": ({"plot": Path("plot.docx")}, None, "no picture that can be drawn"),
     "no number": ({"lr": 1e38, "schedule": "constant", "warmup": 0}, None, "step 1 had loss"),
 }
 

@@ -151,6 +151,16 @@ def test_round_trip_is_bit_for_bit(tmp_path, layout, files, dtype):
     assert contents(tmp_path / "export") == contents(source)
 
 
+@pytest.mark.parametrize("metadata", ["1", '"total_size"', "[]", "null"])
+def test_an_index_of_odd_metadata_is_written_as_it_is(tmp_path, metadata):
+    source = folder_of(tmp_path / "source", random_tensors(), files=3)
+    path = source / "model.safetensors.index.json"
+    places = json.loads(path.read_text())["weight_map"]
+    path.write_text(f'{{"metadata": {metadata}, "weight_map": {json.dumps(places)}}}')
+    save_checkpoint(random_tensors().items(), tmp_path / "new", CONFIG, source=source)
+    assert (tmp_path / "new" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_each_dtype_of_the_source_is_kept(tmp_path):
     tensors = random_tensors() | {NORM: torch.full((64,), 0.1).bfloat16()}
     source = folder_of(tmp_path / "source", tensors)
@@ -314,6 +324,7 @@ SHARD = "model-00002-of-00003.safetensors"
         (point, SHARD, f"{NORM} is not in {SHARD}, where model.safetensors.index.json puts it"),
         (rewrite_index, "{", "model.safetensors.index.json cannot be read"),
         (rewrite_index, "[]", "model.safetensors.index.json cannot be read"),
+        (rewrite_index, "[" * 100_000, "model.safetensors.index.json cannot be read"),
         (rewrite_index, '{"weight_map": {"a": 1}}', "does not map names of tensors to names of"),
         (rewrite_index, '{"weight_map": {}, "weight_map": {}}', "duplicate keys: weight_map"),
     ],

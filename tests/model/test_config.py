@@ -178,6 +178,10 @@ def test_all_unsupported_settings_are_listed_at_once():
         (changed(text={"num_local_experts": 4}), "num_experts = 8 but num_local_experts = 4"),
         (changed(text={"model_type": "qwen3_vl_text"}), "expected 'qwen3_vl_moe_text'"),
         (changed(outer={"vision_config": 3}), "vision_config = 3: expected an object"),
+        (changed(text={"layer_types": 4}), "'full_attention' only"),
+        (changed(text={"head_dim": 16}), "expected a sum of half of text_config.head_dim = 16"),
+        (changed(text={"rms_norm_eps": float("inf")}), "rms_norm_eps = inf: expected a number"),
+        (changed(text={"initializer_range": 10**400}), "expected a number >= 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(raw, line):
@@ -193,7 +197,13 @@ def test_other_model_types_are_refused(raw):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "cannot be read"), ("{", "no valid JSON"), ("[1]", "an object")]
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "no valid JSON"),
+        ("[" * 100_000, "no valid JSON"),
+        ("[1]", "an object"),
+    ],
 )
 def test_unreadable_files_are_refused(tmp_path, content, message):
     if content is not None:

@@ -189,6 +189,15 @@ def test_a_processor_of_other_patches_is_refused(folder, tmp_path):
     )
 
 
+def test_settings_that_the_processor_refuses_name_the_folder(folder, tmp_path):
+    other = rewritten(folder, tmp_path / "b", "preprocessor_config.json", image_mean=[0.5])
+    path = tmp_path / "a.png"
+    Image.fromarray(colours(64, 64)).save(path)
+    with pytest.raises(ImageError) as error:
+        ImageReader(other, load_config(folder)).patches(path)
+    assert str(error.value).startswith(f"{path}: the image processor of {other} refuses it: ")
+
+
 def test_a_processor_of_another_model_is_refused(folder, tmp_path):
     changes = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 32}}
     other = rewritten(folder, tmp_path / "b", "preprocessor_config.json", **changes)

@@ -167,6 +167,10 @@ CHAT_FAULTS = [
         "message 0: expected the content as text with <image> for images",
     ),
     (
+        chat(user("a\ud800b"), assistant("1")),
+        "message 0: the content is no text, it has half a surrogate pair",
+    ),
+    (
         chat(user("<|image_pad|>"), assistant("1")),
         "the chat template wrote 1 image placeholders (token 291), expected 0, one an image",
     ),

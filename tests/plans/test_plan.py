@@ -170,6 +170,33 @@ def test_faults_are_refused(name):
     assert what in fault(plan)
 
 
+def mode_over(axis):
+    """A mode as plans may write it where nothing checks types."""
+    mode = ulysses("cp")
+    object.__setattr__(mode, "axis", axis)
+    return mode
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("mesh", {"dp": 4}, "mesh is {'dp': 4}, not a Mesh(...)\n  plan mesh"),
+        ("params", [replicate()], "params is a list, not a dict\n  plan params"),
+        ("params", {"**": "fsdp"}, "'fsdp' is not replicate() or fsdp(...)\n  plan params '**'"),
+        ("params", {3: replicate()}, "params has 3 for a name\n  plan params"),
+        ("layouts", {"text.tokens": None}, "None is not a spec in quotes\n  plan layouts 'text."),
+        ("attention", {"text": "ring"}, "'ring' is not ulysses(...) or gather(...)\n  plan atten"),
+        ("attention", {"text": mode_over(3)}, "Ulysses(axis=3, overlap=False) names no mesh axis"),
+        ("checkpoint", {"text": 1.5}, "1.5 is not a count\n  plan checkpoint 'text'"),
+        ("checkpoint", {"text": True}, "True is not a count"),
+    ],
+)
+def test_fields_of_another_kind_are_refused(field, value, what):
+    plan = make()
+    object.__setattr__(plan, field, value)
+    assert fault(plan).startswith(what)
+
+
 # (q heads, kv heads) and the degrees that work, by arithmetic: q is dealt whole, and either kv is
 # dealt whole or each kv head is repeated the same number of times.
 HEADS = {(8, 2): (1, 2, 4, 8), (28, 7): (1, 7, 14, 28), (6, 6): (1, 2, 3, 6), (16, 16): (1, 2, 4)}
@@ -231,6 +258,33 @@ def test_unknown_plans_are_refused(name, what):
     with pytest.raises(PlanError) as error:
         load_plan(name, 2)
     assert what in str(error.value)
+
+
+BROKEN = {
+    "def plan(:": "SyntaxError: invalid syntax",
+    "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+    "def plan(): pass": "TypeError: plan() takes 0 positional arguments but 1 was given",
+    "def plan(world): return 1 // 0": "ZeroDivisionError: integer division or modulo by zero",
+    "raise SystemExit(0)": "SystemExit: 0",
+}
+
+
+@pytest.mark.parametrize("source", BROKEN)
+def test_a_plan_that_cannot_be_run_is_refused(source, tmp_path):
+    path = tmp_path / "plan.py"
+    path.write_text(f"\n{source}\n")
+    with pytest.raises(PlanError) as error:
+        load_plan(str(path), 2)
+    place = "" if "takes 0" in str(error.value) else f"\n  {path}:2"
+    assert str(error.value) == f"{path} cannot be used as a plan: {BROKEN[source]}{place}"
+
+
+def test_a_plan_that_is_refused_names_its_line(tmp_path):
+    path = tmp_path / "plan.py"
+    path.write_text("from vlshard import Mesh\n\ndef plan(world):\n    return Mesh(dp=world - 2)\n")
+    with pytest.raises(PlanError) as error:
+        load_plan(str(path), 2)
+    assert str(error.value) == f"mesh axis dp=0: a size is at least 1\n  {path}:4"
 
 
 def test_a_plan_is_found_by_module_too():

@@ -390,6 +390,14 @@ def test_axes_of_size_one_cost_nothing(text):
             "h=6 cannot be dealt whole to cp=8",
             ["fix: degrees 1, 2, 3, 6 work"],
         ),
+        ("b@dp s", {"b": 2**63, "s": 1}, "^^^^", f"dim 'b' has {2**63} indices, too many", []),
+        (
+            "b (h d)@dp",
+            {"b": 1, "h": 2**40, "d": 2**40},
+            "  ^^^^^^^^",
+            f"dim '(h d)' has {2**80} indices, too many",
+            [],
+        ),
     ],
 )
 def test_layout_points_at_the_fault(text, sizes, carets, headline, notes):

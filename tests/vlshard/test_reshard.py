@@ -41,6 +41,12 @@ def test_reshard_takes_a_packing():
     ]
 
 
+@pytest.mark.parametrize("name", ["x", "mesh", "arrow", "src", "dst"])
+def test_dims_may_have_the_names_of_parameters(name):
+    cut = reshard(torch.arange(5.0), f"{name} -> {name}@cp", MESH, **{name: 5})
+    assert cut.tolist() == [0, 1, 2]
+
+
 def test_lower_binds_once_for_many_tensors():
     cut = lower(transition("t d", "t@cp.zigzag d", MESH), MESH, {"t": 8, "d": 1})
     for offset in (0.0, 100.0):
