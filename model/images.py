@@ -2,11 +2,11 @@
 
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from jaxtyping import Float
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -88,22 +88,61 @@ class ImageReader:
           says.
         Source: transformers 5.24, image_utils.load_image and Qwen2VLImageProcessorPil.
         """
+        return self.patches_of([path])[0]
+
+    def patches_of(self, paths: Sequence[str | Path]) -> list[Float[Tensor, "rows p"]]:
+        """``patches`` of several images; the processor is called once for all of one kind.
+
+        Args:
+          paths: the image files.
+        Returns: one tensor per image, in order.
+        Raises: ImageError as ``patches``, of the first image that is at fault.
+        """
+        opened = [self._decode(path) for path in paths]
+        found: dict[int, Tensor] = {}
+        for fits in (True, False):
+            chosen = [i for i, image in enumerate(opened) if image.fits == fits]
+            # An image that has its size already gets the same values sooner without resizing.
+            options = {"do_resize": False} if fits else {}
+            found |= zip(chosen, self._process([opened[i] for i in chosen], options), strict=True)
+        return [found[i] for i in range(len(opened))]
+
+    def _decode(self, path: str | Path) -> "Decoded":
         processor = self.processor
         with _opened(path) as (file, image):
             size = _upright_size(file, image)
             grid = _grid(processor, *size, path)
             rgb = _to_rgb(ImageOps.exif_transpose(image))
         fits = size == (grid[1] * processor.patch_size, grid[2] * processor.patch_size)
-        options = {"do_resize": False} if fits else {}  # the same values, sooner
+        return Decoded(path, grid, rgb, fits)
+
+    def _process(self, images: "Sequence[Decoded]", options: dict[str, Any]) -> list[Tensor]:
+        """Patches of decoded images, all with the same options."""
+        if not images:
+            return []
         try:
-            batch = processor(images=[rgb], return_tensors="pt", **options)
+            pictures = [image.rgb for image in images]
+            batch = self.processor(images=pictures, return_tensors="pt", **options)
         except Exception as error:  # whatever odd settings lead to
+            if len(images) > 1:
+                return [rows for image in images for rows in self._process([image], options)]
             reason = f"the image processor of {self.folder} refuses it: {error}"
-            raise ImageError(path, reason) from error
-        found = tuple(batch["image_grid_thw"][0].tolist())
-        if found != grid:
-            raise ImageError(path, f"decoded to a grid of {found}, the header says {grid}")
-        return batch["pixel_values"].float()
+            raise ImageError(images[0].path, reason) from error
+        for image, found in zip(images, batch["image_grid_thw"].tolist(), strict=True):
+            if tuple(found) != image.grid:
+                reason = f"decoded to a grid of {tuple(found)}, the header says {image.grid}"
+                raise ImageError(image.path, reason)
+        sizes = [image.grid[1] * image.grid[2] for image in images]
+        return list(batch["pixel_values"].float().split(sizes))
+
+
+class Decoded(NamedTuple):
+    """An image in memory: its file, its grid, its colours, and whether it needs no resizing."""
+
+    path: str | Path
+    grid: Grid
+    rgb: Image.Image
+    fits: bool
 
 
 def _grid(processor: Any, height: int, width: int, path: str | Path) -> Grid:

@@ -47,8 +47,8 @@ class Rows(Protocol):
 class Images(Protocol):
     """Where pixels come from."""
 
-    def patches(self, path: Path) -> Float[Tensor, "rows p"]:
-        """The patch rows of an image."""
+    def patches_of(self, paths: Sequence[Path]) -> list[Float[Tensor, "rows p"]]:
+        """The patch rows of each image."""
         ...
 
 
@@ -245,7 +245,9 @@ class Loader:
         wanted = {*at.share.rows.tolist(), *(sample for sample, _ in touched)}
         rows = {i: sources.get(ids[i]) or self._rows.row(ids[i]) for i in sorted(wanted)}
         paths = [rows[sample][1][item] for sample, item in touched]
-        pixels = dict(zip(touched, self._decoders.map(self._images.patches, paths), strict=True))
+        parts = [paths[k::DECODERS] for k in range(DECODERS)]
+        decoded = list(self._decoders.map(self._images.patches_of, parts))
+        pixels = {item: decoded[k % DECODERS][k // DECODERS] for k, item in enumerate(touched)}
         samples = {i: sample for i, (sample, _) in rows.items()}
         return MicroBatch(header, at, build_inputs(header, at.share, samples, pixels, self._config))
 

@@ -224,7 +224,9 @@ class BoundPlan:
 
     def share(self, header: StepHeader, rank: int) -> Share:
         """What a rank holds of a micro-batch; no ranks need to run."""
-        where = self.layouts(header)
+        return self._share(header, self.layouts(header), rank)
+
+    def _share(self, header: StepHeader, where: StepLayouts, rank: int) -> Share:
         rows, positions, _ = where.tokens.indices(rank)
         patches, _ = where.patches.indices(rank)
         return Share(patches, rows, positions, header.visual, self.copies)
@@ -246,7 +248,7 @@ class BoundPlan:
             "text": text_schedule(where.tokens, text, heads["text"], mesh),
         }
         return StepBoundaries(
-            share=self.share(header, mesh.rank),
+            share=self._share(header, where, mesh.rank),
             schedules=schedules,
             merged=hand_off(where.merged, where.tokens, table, self.hand_off_axes, mesh),
         )

@@ -234,3 +234,23 @@ def test_threads_may_share_a_reader(folder, tmp_path):
         together = list(pool.map(reader.patches, paths))
     for path, found in zip(paths, together, strict=True):
         torch.testing.assert_close(found, reference(folder, path)[1], rtol=0, atol=0)
+
+
+def test_many_images_are_what_each_is_alone(reader, tmp_path):
+    paths = [tmp_path / f"{i}.png" for i in range(4)]
+    for i, (path, size) in enumerate(
+        zip(paths, [(32, 64), (50, 70), (64, 32), (32, 32)], strict=True)
+    ):
+        Image.fromarray(np.roll(colours(*size), i)).save(path)
+    alone = [reader.patches(path) for path in paths]
+    for one, many in zip(alone, reader.patches_of(paths), strict=True):
+        torch.testing.assert_close(many, one, rtol=0, atol=0)
+    assert reader.patches_of([]) == []
+
+
+def test_one_bad_image_of_many_is_named(reader, tmp_path):
+    good, bad = tmp_path / "good.png", tmp_path / "bad.png"
+    Image.fromarray(colours(64, 64)).save(good)
+    bad.write_bytes(good.read_bytes()[:1200])
+    with pytest.raises(ImageError, match=r"bad\.png: cannot be decoded"):
+        reader.patches_of([good, bad, good])

@@ -53,11 +53,14 @@ class FakeImages:
     def __init__(self, rows, bad=()):
         self.rows, self.bad, self.decoded = rows, bad, []
 
-    def patches(self, path):
-        if str(path) in self.bad:
+    def patches_of(self, paths):
+        return [self.one(str(path)) for path in paths]
+
+    def one(self, path):
+        if path in self.bad:
             raise ImageError(path, "pixels end early")
-        self.decoded.append(str(path))
-        row, item = map(int, str(path).split("."))
+        self.decoded.append(path)
+        row, item = map(int, path.split("."))
         _, height, width = self.rows.samples[row].grids[item]
         return pixels_of(row, item, height * width)
 
