@@ -26,6 +26,7 @@ test: setup
 
 parity: setup
 	$(BIN)/python -m tests.dist.long_parity
+	$(BIN)/python -m pytest tests/dist/test_programs.py --all-pairs
 
 lint: setup
 	$(BIN)/ruff check .

@@ -27,6 +27,14 @@ def ranks():
 TABLE = pytest.StashKey()
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-pairs",
+        action="store_true",
+        help="carry out every pair of specs of two dims on a 2x2 mesh, not every third",
+    )
+
+
 def pytest_configure(config):
     config.stash[TABLE] = []
 
