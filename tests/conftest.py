@@ -31,7 +31,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all-pairs",
         action="store_true",
-        help="carry out every pair of specs of two dims on a 2x2 mesh, not every third",
+        help="carry out every pair of specs on a 2x2 mesh, not every fourth",
     )
 
 
