@@ -208,14 +208,14 @@ def _check_layout(
         layout(parsed, mesh, img=packing, c=1)
     else:
         layout(parsed, mesh, b=Packing([1], home=[0]), s=1, m=1)
-    for dim in parsed.dims[len(parsed.dims) - 1 :]:
-        if isinstance(dim, Name) and dim.splits:
-            yield LayoutError(
-                f"{name} may split rows and tokens, not {dim.name!r}",
-                text=parsed.text,
-                spans=[dim.span],
-                where=where,
-            )
+    width = parsed.dims[-1]
+    if isinstance(width, Name) and width.splits:
+        yield LayoutError(
+            f"{name} may split rows and tokens, not {width.name!r}",
+            text=parsed.text,
+            spans=[width.span],
+            where=where,
+        )
 
 
 def check_checkpoint(
