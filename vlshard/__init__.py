@@ -3,6 +3,7 @@
 from vlshard.adapt import shard_model
 from vlshard.boundaries import Boundaries, Pending, local_boundaries
 from vlshard.errors import LayoutError, PlanError, ShardError, SpecError
+from vlshard.flight import start
 from vlshard.header import SampleFacts, Share, StepHeader
 from vlshard.layout import Layout, layout
 from vlshard.mesh import Mesh, MeshShape
@@ -62,6 +63,7 @@ __all__ = [
     "ring",
     "shard_model",
     "spec",
+    "start",
     "transition",
     "ulysses",
 ]

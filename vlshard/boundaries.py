@@ -1,6 +1,6 @@
 """How a pure function meets a plan: it names its boundaries and never asks where tensors live."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -11,12 +11,31 @@ from vlshard.attention import Runs, segmented_attention
 class Pending:
     """A tensor on its way to another layout; exactly one consumer waits for it."""
 
-    def __init__(self, value: Tensor) -> None:
-        self._value = value
+    def __init__(self, arrive: Callable[[], Tensor]) -> None:
+        """Take what waits for the tensor and gives it."""
+        self._arrive: Callable[[], Tensor] | None = arrive
+
+    @classmethod
+    def here(cls, x: Tensor) -> "Pending":
+        """A tensor that is there already."""
+        return cls(lambda: x)
+
+    def then(self, change: Callable[[Tensor], Tensor]) -> "Pending":
+        """The same, changed once it is there; takes the place of this one."""
+        return Pending(lambda: change(self.wait()))
 
     def wait(self) -> Tensor:
-        """The tensor in its new layout."""
-        return self._value
+        """The tensor in its new layout.
+
+        Raises: RuntimeError if it has been waited for before.
+        """
+        if self._arrive is None:
+            raise RuntimeError(
+                "this tensor has been waited for already: a Pending has one consumer; "
+                "keep what wait() gave"
+            )
+        arrive, self._arrive = self._arrive, None
+        return arrive()
 
 
 @runtime_checkable
@@ -57,7 +76,7 @@ class LocalBoundaries:
 
     def start(self, name: str, x: Tensor) -> Pending:
         """The tensor itself."""
-        return Pending(x)
+        return Pending.here(x)
 
     def attend(self, site: str, q: Pending, k: Pending, v: Pending) -> Tensor:
         """Attention over the whole segments (vision) or the whole rows, causally (text)."""

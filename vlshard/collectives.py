@@ -6,6 +6,7 @@ and an all-to-all or an exchange is its own, reversed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,75 @@ from torch.distributed import ProcessGroup
 from vlshard import transport
 from vlshard.errors import LayoutError
 from vlshard.moves import Moves, Positions, plan_moves
+from vlshard.transport import Flight
 
 __all__ = ["Moves", "all_reduce", "exchange_rows", "move_rows", "plan_moves"]
 
 HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, eq=False)
+class Swap:
+    """Rows taken along one dim, sent through a group, and put together along another dim.
+
+    Attributes:
+      leave: what each member is sent, and the dim that it is taken along.
+      arrive: where what each member sends goes, and the dim along which it is put.
+      group: the members; None where nothing leaves this rank.
+      me: this rank's place among them.
+    """
+
+    leave: tuple[Positions, int]
+    arrive: tuple[Positions, int]
+    group: ProcessGroup | None
+    me: int
+
+    @property
+    def reverse(self) -> "Swap":
+        """The swap that brings every row back."""
+        return Swap(self.arrive, self.leave, self.group, self.me)
+
+    def launch(self, x: Tensor) -> Flight:
+        """Send rows on their way."""
+        (taken, taken_dim), (put, put_dim) = self.leave, self.arrive
+        outgoing = [_take(taken, x, taken_dim, k) for k in range(len(taken.members))]
+        shape = list(outgoing[self.me].shape)
+        shapes: list[tuple[int, ...]] = []
+        for rows in put.members:
+            shape[put_dim] = rows.size
+            shapes.append(tuple(shape))
+        if self.group is not None:
+            return transport.launch(outgoing, shapes, self.group)
+        own = enumerate(shapes)
+        parts = [outgoing[k] if k == self.me else x.new_empty(shape) for k, shape in own]
+        return Flight(parts, [], [])
+
+    def land(self, flight: Flight) -> Tensor:
+        """Wait for the rows and put them together."""
+        return _assemble(self.arrive[0], flight.wait(), self.arrive[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A sum of one term a rank: replicated, so its gradient is one of terms again."""
+
+    group: ProcessGroup
+
+    @property
+    def reverse(self) -> "Sum":
+        """The sum of the gradients."""
+        return self
+
+    def launch(self, x: Tensor) -> Flight:
+        """Send this rank's term on its way."""
+        return transport.launch_sum(x, self.group)
+
+    def land(self, flight: Flight) -> Tensor:
+        """Wait for the sum."""
+        return flight.wait()[0]
+
+
+Trip = Swap | Sum
 
 
 def exchange_rows(
@@ -54,15 +120,21 @@ def move_rows(
     Raises: LayoutError if the tensor does not have the rows that the moves were planned for, or
       moves that are not local get no group.
     """
+    trip = swap(x, dims, moves, group)
+    return x if trip is None else _apply(_Travel, x, trip)
+
+
+def swap(x: Tensor, dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap | None:
+    """The swap of ``move_rows``, checked; None where the tensor stays as it is."""
     rows = x.shape[dims[0]]
     if rows != moves.rows:
         raise LayoutError(f"moves planned for {moves.rows} rows got {rows} along dim {dims[0]}")
     if moves.identity:
-        return x
+        return None
     if group is None and not moves.local:
         raise LayoutError("rows move between ranks, so a process group is needed")
     leave, arrive = (moves.outgoing, dims[0]), (moves.incoming, dims[1])
-    return _apply(_MoveRows, x, leave, arrive, None if moves.local else group, moves.me)
+    return Swap(leave, arrive, None if moves.local else group, moves.me)
 
 
 def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, "..."]:
@@ -73,66 +145,25 @@ def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, 
       group: the ranks that hold terms.
     Returns: a new tensor with the sum, same dtype.
     """
-    return _apply(_AllReduce, x, group)
+    return _apply(_Travel, x, Sum(group))
 
 
-class _MoveRows(torch.autograd.Function):
-    """A swap whose backward is the reverse swap."""
+class _Travel(torch.autograd.Function):
+    """A trip whose backward is the reverse trip."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        leave: tuple[Positions, int],
-        arrive: tuple[Positions, int],
-        group: ProcessGroup | None,
-        me: int,
-    ) -> Tensor:
-        ctx.reverse = (arrive, leave, group, me)
-        return _swap(x, leave, arrive, group, me)
+    def forward(ctx: Any, x: Tensor, trip: Trip) -> Tensor:
+        ctx.back = trip.reverse
+        return trip.land(trip.launch(x))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _apply(_MoveRows, grad_outputs[0], *ctx.reverse), None, None, None, None
-
-
-class _AllReduce(torch.autograd.Function):
-    """A sum of terms: replicated, so its gradient is one of terms again."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return transport.launch_sum(x, group).wait()[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _apply(_AllReduce, grad_outputs[0], ctx.group), None
+        return _apply(_Travel, grad_outputs[0], ctx.back), None
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:
     """``function.apply`` with its type."""
     return function.apply(*arguments)
-
-
-def _swap(
-    x: Tensor,
-    leave: tuple[Positions, int],
-    arrive: tuple[Positions, int],
-    group: ProcessGroup | None,
-    me: int,
-) -> Tensor:
-    """Send rows taken along one dim and put what comes together along another (or the same)."""
-    (taken, taken_dim), (put, put_dim) = leave, arrive
-    outgoing = [_take(taken, x, taken_dim, k) for k in range(len(taken.members))]
-    shape = list(outgoing[me].shape)
-    shapes: list[tuple[int, ...]] = []
-    for rows in put.members:
-        shape[put_dim] = rows.size
-        shapes.append(tuple(shape))
-    if group is not None:
-        return _assemble(put, transport.launch(outgoing, shapes, group).wait(), put_dim)
-    parts = [outgoing[me] if k == me else x.new_empty(s) for k, s in enumerate(shapes)]
-    return _assemble(put, parts, put_dim)
 
 
 def _take(positions: Positions, x: Tensor, dim: int, member: int) -> Tensor:

@@ -271,7 +271,7 @@ class StepBoundaries:
 
     def start(self, name: str, x: Tensor) -> Pending:
         """Send a tensor over the named boundary; see ``Boundaries.start``."""
-        return Pending(self._moves[name](x))
+        return Pending.here(self._moves[name](x))
 
     def attend(self, site: str, q: Pending, k: Pending, v: Pending) -> Tensor:
         """Attention inside segments; see ``Boundaries.attend``."""

@@ -1,6 +1,6 @@
 """Carries programs out on local tensors; ``reshard`` does so in one call."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +20,7 @@ from vlshard.steps import Slice, ZeroPad
 from vlshard.transition import Program, transition
 
 Sizes = Mapping[str, int | Packing]
+Stage = tuple[Route, ProcessGroup | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Lowered:
     src: Layout
     dst: Layout
     rank: int
-    stages: tuple[tuple[Route, ProcessGroup | None], ...]
+    stages: tuple[Stage, ...]
 
     def __call__(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Move a tensor from the layout before to the one after, differentiably.
@@ -48,15 +49,10 @@ class Lowered:
         Returns: its part in the layout after, same dtype.
         Raises: LayoutError if the shape is not the one of the layout before.
         """
-        self._check(tuple(x.shape))
-        for part, group in self.stages:
-            if part.moves is not None:
-                x = move_rows(x, part.dims, part.moves, group)
-            elif group is not None:
-                x = all_reduce(x, group)
-        return x
+        self.check(tuple(x.shape))
+        return run_stages(x, self.stages)
 
-    def _check(self, shape: tuple[int, ...]) -> None:
+    def check(self, shape: tuple[int, ...]) -> None:
         """The local shape is the one that the layout gives this rank."""
         want = self.src.local_shape(self.rank)
         if shape == want:
@@ -66,6 +62,16 @@ class Lowered:
         headline = f"the tensor of rank {self.rank} has shape {shape}, the layout gives it {want}"
         note = "a plain dim that is not even over its axes needs its global size"
         raise LayoutError(headline, text=spec.text, spans=wrong, notes=[note])
+
+
+def run_stages(x: Tensor, stages: Sequence[Stage]) -> Tensor:
+    """Carry steps out one after another."""
+    for part, group in stages:
+        if part.moves is not None:
+            x = move_rows(x, part.dims, part.moves, group)
+        elif group is not None:
+            x = all_reduce(x, group)
+    return x
 
 
 def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
@@ -83,7 +89,7 @@ def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
     """
     src = layout(program.src, mesh, where=None, **sizes)
     dst = layout(program.dst, mesh, where=None, **sizes)
-    stages: list[tuple[Route, ProcessGroup | None]] = []
+    stages: list[Stage] = []
     for step in program.steps:
         part = route(step, src, dst, mesh.rank)
         quiet = isinstance(step, Slice | ZeroPad)
@@ -111,9 +117,14 @@ def reshard(
       sizes or the tensor, or needs several steps; PlanError if ranks have to communicate and
       there is no process group.
     """
+    return bound_program(x, arrow, mesh, sizes)(x)
+
+
+def bound_program(x: Tensor, arrow: str, mesh: Mesh, sizes: Sizes) -> Lowered:
+    """The program of an arrow for a tensor and all like it; see ``reshard``."""
     src, _ = expanded(arrow, x.ndim)
     filled = {**_even(src, mesh, tuple(x.shape)), **sizes}
-    return _lowered(arrow, x.ndim, _Same(mesh), tuple(filled.items()))(x)
+    return _lowered(arrow, x.ndim, _Same(mesh), tuple(filled.items()))
 
 
 @lru_cache(maxsize=1024)
