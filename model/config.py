@@ -118,6 +118,15 @@ class Config:
         """Patches that are merged into one visual token."""
         return self.vision.unit
 
+    @property
+    def patch_cost(self) -> tuple[float, float]:
+        """Multiplications of a vision block for a frame of n patches, as (a, b) of a n^2 + b n.
+
+        Scores and their use take 2 n^2 c; projections 4 n c^2, the MLP 2 n c f.
+        """
+        c, f = self.vision.hidden_size, self.vision.intermediate_size
+        return 2.0 * c, 4.0 * c * c + 2.0 * c * f
+
     def units(self) -> tuple[str, ...]:
         """Module paths of the parts whose parameters are stored and gathered together.
 

@@ -1,59 +1,65 @@
-"""What the axes of a token layout do: bring rows home, deal segments whole, or cut into them."""
+"""What the axes of a token layout do: bring rows home, deal segments whole, or cut into them.
 
+Axes are named by their parts, which is what an axis that is not split is.
+"""
+
+from collections.abc import Iterable
 from dataclasses import replace
 
-from vlshard.spec import Axis, Dim, Dots, Group, Name, Spec
+from vlshard.mesh_shape import MeshShape
+from vlshard.spec import Dim, Dots, Group, Name, Spec, Split, splits_in
 
 
-def home_axes(parsed: Spec) -> tuple[str, ...]:
+def home_axes(parsed: Spec, mesh: MeshShape) -> tuple[str, ...]:
     """Axes of the spec's ``.home`` split; empty if it has none."""
     dim = parsed.dims[0]
     first = dim.items[0] if isinstance(dim, Group) else dim
     splits = first.splits if isinstance(first, Name) else ()
-    return next((_names(split.axes) for split in splits if split.order == "home"), ())
+    return _parts([split for split in splits if split.order == "home"], mesh)
 
 
-def cutting_axes(parsed: Spec) -> tuple[str, ...]:
+def cutting_axes(parsed: Spec, mesh: MeshShape) -> tuple[str, ...]:
     """Axes that cut inside a segment or a row, so that attention needs what others hold."""
     dim = parsed.dims[0]
     if isinstance(dim, Group):
         inner = [s for item in dim.items[1:] if isinstance(item, Name) for s in item.splits]
-        splits = [*inner, *dim.splits]
-    else:
-        second = parsed.dims[1]
-        splits = list(second.splits) if isinstance(second, Name) else []
-    return tuple(name for split in splits for name in _names(split.axes))
+        return _parts([*inner, *dim.splits], mesh)
+    second = parsed.dims[1]
+    return _parts(second.splits if isinstance(second, Name) else (), mesh)
 
 
-def spec_axes(parsed: Spec) -> tuple[str, ...]:
+def spec_axes(parsed: Spec, mesh: MeshShape) -> tuple[str, ...]:
     """All axes that a spec splits over, in order of application."""
-    return tuple(dict.fromkeys(axis.name for axis in parsed.axes))
+    return _parts([split for dim in parsed.dims for split in splits_in(dim)], mesh)
 
 
-def _names(axes: tuple[Axis, ...]) -> tuple[str, ...]:
-    return tuple(axis.name for axis in axes)
+def _parts(splits: Iterable[Split], mesh: MeshShape) -> tuple[str, ...]:
+    return tuple(part for s in splits for axis in s.axes for part in mesh.axis_parts(axis))
 
 
-def ulysses_specs(parsed: Spec, axis: str) -> tuple[str, str]:
+def ulysses_specs(parsed: Spec, axis: str, mesh: MeshShape) -> tuple[str, str]:
     """Specs of a head tensor before and after the all-to-all over an axis.
 
     Args:
       parsed: layout of the tokens, model width last.
       axis: the axis to move from tokens to heads.
+      mesh: the ranks.
     Returns: the two specs, for example ``("b s@cp h d", "b s h@cp d")``.
     """
     tokens = parsed.dims[:-1]
+    moved = mesh.read(axis)
     before = " ".join(map(str, tokens))
-    after = " ".join(str(_without(dim, axis)) for dim in tokens)
+    after = " ".join(str(_without(dim, moved, mesh)) for dim in tokens)
     return f"{before} h d", f"{after} h@{axis} d"
 
 
-def _without(dim: Dim, axis: str) -> Dim:
-    """The dim with its split over an axis taken away."""
+def _without(dim: Dim, moved: tuple[str, ...], mesh: MeshShape) -> Dim:
+    """The dim with its splits over some axes taken away."""
     if not isinstance(dim, Name | Group):
         return dim
     if isinstance(dim, Group):
-        kept = [_without(item, axis) for item in dim.items]
+        kept = [_without(item, moved, mesh) for item in dim.items]
         items = tuple(item for item in kept if not isinstance(item, Dots))
         dim = replace(dim, items=items)
-    return replace(dim, splits=tuple(s for s in dim.splits if axis not in _names(s.axes)))
+    kept_splits = (s for s in dim.splits if not set(moved) & set(_parts([s], mesh)))
+    return replace(dim, splits=tuple(kept_splits))

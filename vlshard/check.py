@@ -1,7 +1,7 @@
 """Everything that can be wrong with a plan, found before anything is allocated or sent."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -13,7 +13,7 @@ from vlshard.errors import LayoutError, PlanError, ShardError, Span, nearest
 from vlshard.layout import layout
 from vlshard.mesh import Mesh
 from vlshard.mesh_shape import MeshShape
-from vlshard.packing import Packing
+from vlshard.packing import Packing, coefficients
 from vlshard.settings import Mode, Storage
 from vlshard.spec import Name, Spec, spec
 
@@ -96,16 +96,19 @@ def check_storage(
     for pattern, storage in params.items():
         place = Place(source, "params").of(pattern)
         named = (*storage.shard, *storage.replicate)
-        unknown = [axis for axis in named if axis not in mesh.sizes]
+        unknown = [axis for axis in named if axis not in mesh.parts_of]
         if unknown:
             yield PlanError(
-                f"unknown mesh axis {unknown[0]!r} in {storage}",
+                f"{mesh.unknown(unknown[0])} in {storage}",
                 where=f"{place} {pattern!r}",
-                notes=[f"mesh: {mesh}{nearest(unknown[0], mesh.sizes)}"],
+                notes=[mesh.offer(unknown[0])],
             )
-        elif len(set(named)) < len(named):
+        elif len(set(parts := _expand(named, mesh))) < len(parts):
             yield PlanError(f"an axis occurs twice in {storage}", where=f"{place} {pattern!r}")
-        elif list(storage.shard) != (ordered := [a for a in mesh.sizes if a in storage.shard]):
+        elif (cut := _expand(storage.shard, mesh)) != sorted(cut, key=list(mesh.parts).index):
+            ordered = sorted(
+                storage.shard, key=lambda a: list(mesh.parts).index(mesh.parts_of[a][0])
+            )
             yield PlanError(
                 f"parameters are sharded in mesh order only, not over {' '.join(storage.shard)!r}",
                 where=f"{place} {pattern!r}",
@@ -130,6 +133,11 @@ def check_storage(
             notes=['fix: end params with "**": replicate() or fsdp(...)'],
         )
     yield from _one_storage_a_unit(params, chosen, config, source)
+
+
+def _expand(axes: Iterable[str], mesh: MeshShape) -> list[str]:
+    """The parts of axes that exist, those named twice too."""
+    return [part for axis in axes for part in mesh.parts_of[axis]]
 
 
 def storage_patterns(params: Mapping[str, Storage], names: Mapping[str, object]) -> dict[str, str]:
@@ -231,14 +239,26 @@ def check_checkpoint(
             )
 
 
-def check_homes(layouts: Mapping[str, str], source: str) -> Iterator[ShardError]:
-    """Patches and tokens agree on the axis over which rows are read."""
-    homes = {name: home_axes(spec(layouts[name])) for name in SITES.values()}
-    given = [axes for axes in homes.values() if axes]
-    if len(given) == 2 and given[0] != given[1]:
+def check_cost(cost: tuple[float, float] | None, source: str) -> Iterator[ShardError]:
+    """The coefficients of dealing are two numbers of at least 0."""
+    if cost is not None:
+        try:
+            coefficients(cost)
+        except LayoutError:
+            headline = f"cost={cost!r} is not two finite numbers (a, b) of at least 0"
+            yield PlanError(headline, where=f"{source} cost")
+
+
+def check_homes(layouts: Mapping[str, str], mesh: MeshShape, source: str) -> Iterator[ShardError]:
+    """Patches are at home over the axes over which rows are read, or leading ones of them."""
+    homes = {name: home_axes(spec(layouts[name]), mesh) for name in SITES.values()}
+    patches, tokens = homes[PATCHES], homes[TOKENS]
+    if patches and tokens and tokens[: len(patches)] != patches:
         yield PlanError(
-            f"{PATCHES} is at home over {' '.join(given[0])!r}, {TOKENS} over "
-            f"{' '.join(given[1])!r}",
+            f"{PATCHES} is at home over {' '.join(patches)!r}, {TOKENS} over {' '.join(tokens)!r}",
             where=f"{source} layouts",
-            notes=["fix: rows are read by the ranks of one axis; name the same one in both"],
+            notes=[
+                f"fix: {TOKENS} says which ranks read rows; {PATCHES} names the same axes, or "
+                "the leading ones of them"
+            ],
         )

@@ -31,11 +31,11 @@ def check_modes(
                 where=where,
                 notes=["fix: ulysses or gather"],
             )
-        elif mode.axis not in mesh.sizes:
+        elif mode.axis not in mesh.parts_of:
             yield PlanError(
-                f"unknown mesh axis {mode.axis!r} in attention",
+                f"{mesh.unknown(mode.axis)} in attention",
                 where=where,
-                notes=[f"mesh: {mesh}{nearest(mode.axis, mesh.sizes)}"],
+                notes=[mesh.offer(mode.axis)],
             )
 
 
@@ -50,11 +50,12 @@ def check_cover(
     for site, heads in config.heads.items():
         text = layouts[SITES[site]]
         place = Place(source, SITES[site]).of(text)
-        cuts = [axis for axis in cutting_axes(spec(text)) if mesh.sizes[axis] > 1]
+        cuts = [axis for axis in cutting_axes(spec(text), mesh) if mesh.parts[axis] > 1]
         mode = attention.get(site)
-        if isinstance(mode, Ulysses | Gather) and mode.axis in mesh.sizes:
-            cuts = [axis for axis in cuts if axis != mode.axis]
-            if mode.axis not in spec_axes(spec(text)):
+        if isinstance(mode, Ulysses | Gather) and mode.axis in mesh.parts_of:
+            served = mesh.expand((mode.axis,))
+            cuts = [axis for axis in cuts if axis not in served]
+            if not set(served) <= set(spec_axes(spec(text), mesh)):
                 yield PlanError(
                     f"attention of {site} works over {mode.axis!r}, over which {SITES[site]} is "
                     "whole",
@@ -84,11 +85,11 @@ def _check_heads(
     site: str, mode: Ulysses, heads: Heads, text: str, mesh: MeshShape, place: str
 ) -> Iterator[ShardError]:
     q, kv, _ = heads
-    degree = mesh.sizes[mode.axis]
+    degree = mesh.span((mode.axis,))
     if deals(q, kv, degree):
         return
     works = [str(n) for n in range(1, q + 1) if deals(q, kv, n)]
-    arrow = " -> ".join(ulysses_specs(spec(text), mode.axis))
+    arrow = " -> ".join(ulysses_specs(spec(text), mode.axis, mesh))
     start = arrow.rindex(f"h@{mode.axis}")
     count = f"{q} heads" if q == kv else f"{q} q heads over {kv} kv heads"
     yield PlanError(

@@ -31,6 +31,11 @@ class ModelConfig(Protocol):
         """Patches of a merge unit, which no cut divides."""
         ...
 
+    @property
+    def patch_cost(self) -> tuple[float, float]:
+        """(a, b): the vision encoder's work on a frame of n patches is ``a * n**2 + b * n``."""
+        ...
+
     def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every parameter by name."""
         ...

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from vlshard.errors import PlanError
-from vlshard.mesh_shape import MeshShape
+from vlshard.mesh_shape import AxisSize, MeshShape
 
 __all__ = ["Mesh", "MeshShape"]
 
@@ -20,13 +20,20 @@ class Mesh(MeshShape):
     Without ``torch.distributed`` it is usable for everything that needs no communication.
     """
 
+    _shape: MeshShape
     _groups: dict[Axes, dist.ProcessGroup]
     _device_meshes: dict[tuple[Axes, Axes, str], DeviceMesh]
 
-    def __init__(self, **sizes: int) -> None:
+    def __init__(self, **sizes: AxisSize) -> None:
         super().__init__(**sizes)
+        object.__setattr__(self, "_shape", MeshShape(**sizes))
         object.__setattr__(self, "_groups", {})
         object.__setattr__(self, "_device_meshes", {})
+
+    @property
+    def shape(self) -> MeshShape:
+        """The sizes alone, without process groups."""
+        return self._shape
 
     @property
     def rank(self) -> int:
@@ -81,15 +88,14 @@ class Mesh(MeshShape):
 
     def _key(self, axes: Sequence[str]) -> Axes:
         """The axes that tell groups apart."""
-        self.check(axes)
-        return tuple(axis for axis in axes if self.sizes[axis] > 1)
+        return tuple(part for part in self.expand(axes) if self.parts[part] > 1)
 
     def _make(self, axes: Axes) -> dist.ProcessGroup:
         """Make every rank's group over the axes, lowest rank first, and return this rank's."""
         self._check_world()
         mine: dist.ProcessGroup | None = None
         for ranks in sorted({self.peers(axes, rank) for rank in range(self.size)}):
-            description = "_".join(("vlshard", *axes))
+            description = "_".join(("vlshard", *axes)).replace(".", "_")
             group = dist.new_group(list(ranks), group_desc=description, sort_ranks=False)
             mine = group if isinstance(group, dist.ProcessGroup) else mine
         if mine is None:
@@ -101,19 +107,19 @@ class Mesh(MeshShape):
     ) -> DeviceMesh:
         """A mesh of the rank tensor whose dims are whole sets of axes."""
         self._check_world()
-        self.check((*replicate, *shard))
-        order = list(self.sizes)
-        ordered = sorted(shard, key=order.index)
-        if list(shard) != ordered:
+        named = self.expand((*replicate, *shard))
+        cut = self.expand(shard)
+        order = list(self.parts)
+        ordered = sorted(cut, key=order.index)
+        if list(cut) != ordered:
             headline = f"parameters cannot be cut over ({' '.join(shard)}), only in mesh order"
-            fix = f"fix: ({' '.join(ordered)})"
+            fix = f"fix: {self.text(ordered)}"
             raise PlanError(headline, notes=[self.note, fix])
-        named = {*shard, *replicate}
-        if missing := [axis for axis in order if self.sizes[axis] > 1 and axis not in named]:
+        if missing := [part for part in order if self.parts[part] > 1 and part not in named]:
             headline = f"parameters are neither cut nor whole over {' '.join(missing)}"
             raise PlanError(headline, notes=[self.note])
-        whole = sorted(replicate, key=order.index)
-        ranks = torch.arange(self.size).reshape(tuple(self.sizes.values()) or (1,))
+        whole = sorted(self.expand(replicate), key=order.index)
+        ranks = torch.arange(self.size).reshape(tuple(self.parts.values()) or (1,))
         first = [order.index(axis) for axis in (*whole, *ordered)]
         rest = [i for i in range(ranks.dim()) if i not in first]
         flat = ranks.permute(*first, *rest).reshape(-1, self.span(shard))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from operator import index
 from typing import SupportsIndex
 
@@ -18,12 +19,15 @@ class Packing:
       unit: rows that no cut parts; every length is a multiple of it.
       home: rank along the home axis that holds each segment from the start, or None.
       cost: (a, b): a segment of n rows costs ``a * n**2 + b * n`` where segments are dealt evenly.
+      homes: ranks along the home axes, where a spec's ``.home`` names only the leading ones of
+        them; None if it names all.
     """
 
     lengths: tuple[int, ...]
     unit: int
     home: tuple[int, ...] | None
     cost: tuple[float, float]
+    homes: int | None
 
     def __init__(
         self,
@@ -31,17 +35,19 @@ class Packing:
         unit: int = 1,
         home: Sequence[int] | None = None,
         cost: tuple[float | int, float | int] = (0.0, 1.0),
+        homes: int | None = None,
     ) -> None:
         """Take any sequences of integers.
 
-        Raises: LayoutError if a length is negative or no multiple of the unit, or if home and
-          lengths differ in number.
+        Raises: LayoutError if a length is negative or no multiple of the unit, if home and
+          lengths differ in number, or if a cost is no finite number of at least 0.
         """
         set_field = object.__setattr__
         set_field(self, "unit", integer("unit", unit, least=1))
         set_field(self, "lengths", integers("lengths", lengths, least=0))
         set_field(self, "home", None if home is None else integers("home", home, least=0))
-        set_field(self, "cost", (float(cost[0]), float(cost[1])))
+        set_field(self, "cost", coefficients(cost))
+        set_field(self, "homes", None if homes is None else integer("homes", homes, least=1))
         for segment, length in enumerate(self.lengths):
             if length % self.unit:
                 raise LayoutError(
@@ -56,6 +62,29 @@ class Packing:
     def rows(self) -> int:
         """Rows of all segments together."""
         return sum(self.lengths)
+
+    def cost_of(self, length: int) -> float:
+        """Cost of one segment of so many rows.
+
+        Counted by units, so that the pack of merged units (with the cost of a unit) gives the same
+        number to the last bit, and is dealt alike.
+        """
+        a, b = self.cost
+        units = length // self.unit
+        return (a * self.unit * self.unit * units + b * self.unit) * units
+
+
+def coefficients(cost: object) -> tuple[float, float]:
+    """The two cost coefficients as floats."""
+    match cost:
+        case (int() | float() as a, int() | float() as b) if (
+            isfinite(a) and isfinite(b) and min(a, b) >= 0
+        ):
+            return float(a), float(b)
+        case _:
+            raise LayoutError(
+                f"packing: cost is {cost!r}, not two finite numbers (a, b) of at least 0"
+            )
 
 
 def integers(field: str, values: Sequence[int], least: int) -> tuple[int, ...]:

@@ -27,10 +27,20 @@ class Pieces:
         """Any rows, each a run of its own."""
         return cls(rows, np.ones_like(rows))
 
+    @classmethod
+    def of(cls, rows: Int[ndarray, " n"]) -> "Pieces":
+        """Any rows in their order, in as few runs as that takes."""
+        begins = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
+        return cls(rows[begins], np.diff(begins, append=rows.size))
+
     @property
     def rows(self) -> int:
         """Number of rows in all runs."""
         return int(self.lengths.sum())
+
+    def holds(self, row: int) -> bool:
+        """Whether a global row is in one of the runs."""
+        return bool(((self.starts <= row) & (row < self.starts + self.lengths)).any())
 
     def indices(self) -> IntArray:
         """Global row of each local row."""
@@ -50,20 +60,38 @@ class Pieces:
         """The runs that a mask keeps."""
         return Pieces(self.starts[keep], self.lengths[keep])
 
-    def cut_each(self, unit: int, ranks: int, rank: int) -> "Pieces":
+    def cut_each(self, unit: int, ranks: int, rank: int, *, zigzag: bool = False) -> "Pieces":
         """One rank's part of every run, cut into contiguous parts of whole units.
 
-        A run that does not deal out evenly gives one unit more to some ranks, which go round
+        A run that does not deal out evenly gives one unit more to some parts, which go round
         from where the run before stopped, so that total loads differ by at most one unit.
+
+        Args:
+          unit: rows that no cut parts.
+          ranks: number of ranks.
+          rank: which of them.
+          zigzag: cut each run into ``2 * ranks`` parts and take two, so that rank r has the r-th
+            from the start and the r-th from the end.
         """
-        size, extra = np.divmod(self.lengths // unit, ranks)
-        first = (np.cumsum(extra) - extra) % ranks
-        # Ranks first ... first + extra - 1 (modulo ranks) have one more; count those below rank.
-        below = np.clip(rank - first, 0, np.minimum(extra, ranks - first))
-        below = below + np.clip(first + extra - ranks, 0, rank)
-        more = (rank - first) % ranks < extra
-        kept = (size + more) * unit
-        return Pieces(self.starts + (size * rank + below) * unit, kept).only(kept > 0)
+        parts = 2 * ranks if zigzag else ranks
+        size, extra = np.divmod(self.lengths // unit, parts)
+        first = (np.cumsum(extra) - extra) % parts
+        head = self._part(unit, parts, rank, size, extra, first)
+        if not zigzag:
+            return head.only(head.lengths > 0)
+        tail = self._part(unit, parts, parts - 1 - rank, size, extra, first)
+        starts = np.stack([head.starts, tail.starts], axis=1).ravel()
+        lengths = np.stack([head.lengths, tail.lengths], axis=1).ravel()
+        return Pieces(starts, lengths).only(lengths > 0)
+
+    def _part(
+        self, unit: int, parts: int, part: int, size: IntArray, extra: IntArray, first: IntArray
+    ) -> "Pieces":
+        """One part of every run; parts first ... first + extra - 1 (modulo parts) have one more."""
+        below = np.clip(part - first, 0, np.minimum(extra, parts - first))
+        below = below + np.clip(first + extra - parts, 0, part)
+        more = (part - first) % parts < extra
+        return Pieces(self.starts + (size * part + below) * unit, (size + more) * unit)
 
 
 def join(pieces: Sequence[Pieces]) -> Pieces:

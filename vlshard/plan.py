@@ -44,6 +44,8 @@ class Plan:
       layouts: spec of ``vision.patches`` and ``text.tokens``; all other boundaries follow.
       attention: how each site's attention is met, where tokens are cut over an axis.
       checkpoint: recompute every k-th block of a site, for example ``{"vision": 2}``.
+      cost: (a, b): a frame of n patches costs ``a * n**2 + b * n`` where ``.balance`` deals frames;
+        None counts the multiplications of the model's vision blocks.
       splits: parameters cut for compute; not available yet.
       source: file that the plan was read from, for messages.
     """
@@ -53,6 +55,7 @@ class Plan:
     layouts: Mapping[str, str]
     attention: Mapping[str, Mode] = field(default_factory=dict[str, Mode])
     checkpoint: Mapping[str, int] = field(default_factory=dict[str, int])
+    cost: tuple[float, float] | None = None
     splits: Mapping[str, str] = field(default_factory=dict[str, str])
     source: str = "plan"
 
@@ -84,11 +87,12 @@ class Plan:
         if self.splits:
             yield PlanError("splits of parameters are not available yet", where=f"{source} splits")
         yield from check.check_checkpoint(self.checkpoint, config, source)
+        yield from check.check_cost(self.cost, source)
         yield from check_modes(self.attention, mesh, config, source)
         layouts = list(check.check_layouts(self.layouts, mesh, config, source))
         yield from layouts
         if not layouts:
-            yield from check.check_homes(self.layouts, source)
+            yield from check.check_homes(self.layouts, mesh, source)
             yield from check_cover(self.attention, self.layouts, mesh, config, source)
 
 
@@ -154,7 +158,7 @@ class BoundPlan:
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
         """Axes over which rows are read; ranks that differ elsewhere read the same rows."""
-        return home_axes(self.tokens) or home_axes(self.patches)
+        return home_axes(self.tokens, self.mesh) or home_axes(self.patches, self.mesh)
 
     @property
     def data_ranks(self) -> int:
@@ -169,10 +173,10 @@ class BoundPlan:
     @cached_property
     def hand_off_axes(self) -> tuple[str, ...]:
         """Axes over which visual rows may travel to their placeholders."""
-        used = {*spec_axes(self.patches), *spec_axes(self.tokens)}
-        homes = home_axes(self.patches), home_axes(self.tokens)
-        settled = homes[0] if homes[0] == homes[1] else ()
-        return tuple(axis for axis in self.mesh.sizes if axis in used and axis not in settled)
+        mesh = self.mesh
+        used = {*spec_axes(self.patches, mesh), *spec_axes(self.tokens, mesh)}
+        homes = set(home_axes(self.patches, mesh)) & set(home_axes(self.tokens, mesh))
+        return tuple(part for part in mesh.parts if part in used - homes)
 
     @property
     def group_axes(self) -> list[tuple[str, ...]]:
@@ -186,24 +190,29 @@ class BoundPlan:
         """Padded rows have a multiple of this many positions."""
         dim, count = self.tokens.dims[1], 1
         for split in dim.splits if isinstance(dim, Name) else ():
-            size = self.mesh.sizes[split.axes[0].name]
+            size = self.mesh.span([str(axis) for axis in split.axes])
             count *= 2 * size if split.order == "zigzag" else size
         return count
 
     @cached_property
     def copies(self) -> int:
         """Number of ranks that compute each row of tokens."""
-        split = spec_axes(self.tokens)
+        split = spec_axes(self.tokens, self.mesh)
         return self.mesh.size // len(self.mesh.peers(split, self.mesh.rank))
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Coefficients by which frames are dealt."""
+        return self.plan.cost or self.config.patch_cost
 
     def storage(self, unit: str) -> Storage:
         """How the parameters of a unit are stored, every axis of the mesh named."""
         names = self.config.parameter_shapes()
         chosen = check.storage_patterns(self.plan.params, names)
         first = next(n for n in names if check.unit_of(n, self.config.units()) == unit)
-        shard = self.plan.params[chosen[first]].shard
-        named = self.plan.params[chosen[first]].replicate
-        rest = [axis for axis in self.mesh.sizes if axis not in (*shard, *named)]
+        shard = self.mesh.expand(self.plan.params[chosen[first]].shard)
+        named = self.mesh.expand(self.plan.params[chosen[first]].replicate)
+        rest = [part for part in self.mesh.parts if part not in (*shard, *named)]
         return Storage(shard, (*named, *rest))
 
     def layouts(self, header: StepHeader) -> StepLayouts:
@@ -212,10 +221,16 @@ class BoundPlan:
         Args:
           header: the micro-batch, the same on every rank.
         """
-        packing = Packing(header.segments, unit=self.config.unit, home=header.segment_home)
+        packing = Packing(
+            header.segments,
+            unit=self.config.unit,
+            home=header.segment_home,
+            cost=self.cost,
+            homes=self.data_ranks,
+        )
         longest = max((sample.tokens for sample in header.samples), default=0)
         length = max(-(-longest // self.divisor), 1) * self.divisor
-        rows = Packing([1] * len(header.samples), home=header.home)
+        rows = Packing([1] * len(header.samples), home=header.home, homes=self.data_ranks)
         return StepLayouts(
             patches=layout(self.patches, self.mesh, where=PATCHES, img=packing, c=1),
             merged=layout(self.patches, self.mesh, where=PATCHES, img=merged(packing), c=1),

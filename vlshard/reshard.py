@@ -169,6 +169,6 @@ def _even(src: Spec, mesh: Mesh, shape: tuple[int, ...]) -> dict[str, int]:
     found: dict[str, int] = {}
     for dim, rows in zip(src.dims, shape, strict=True):
         if isinstance(dim, Name) and not any(split.order == "home" for split in dim.splits):
-            axes = [axis.name for split in dim.splits for axis in split.axes]
-            found[dim.name] = rows * mesh.span([a for a in axes if a in mesh.sizes])
+            axes = [str(axis) for split in dim.splits for axis in split.axes]
+            found[dim.name] = rows * mesh.span([a for a in axes if a in mesh.parts_of])
     return found

@@ -48,13 +48,13 @@ def route(step: Step, src: Layout, dst: Layout, rank: int) -> Route:
     """
     match step:
         case AllReduce(axis):
-            return Route((axis,))
+            return Route(src.mesh.read(axis))
         case AllToAll(axis, taken, put):
             return _all_to_all(axis, (_find(src, put), _find(src, taken)), src, dst, rank)
         case AllGather(axis, dim) | Slice(axis, dim):
-            return _along(_find(src, dim), (axis,), src, dst, rank)
+            return _along(_find(src, dim), src.mesh.read(axis), src, dst, rank)
         case ReduceScatter(axis, dim) | ZeroPad(axis, dim):
-            back = _along(_find(src, dim), (axis,), dst, src, rank)
+            back = _along(_find(src, dim), src.mesh.read(axis), dst, src, rank)
             return Route(back.axes, back.dims, back.moves.reverse if back.moves else None)
         case Exchange(axes, dim):
             return _along(_find(src, dim), axes, src, dst, rank)
@@ -92,12 +92,13 @@ def _along(dim: int, axes: tuple[str, ...], src: Layout, dst: Layout, rank: int)
 
 def _all_to_all(axis: str, dims: tuple[int, int], src: Layout, dst: Layout, rank: int) -> Route:
     """Each rank is sent its block of the first dim and gets all blocks of the second."""
-    (cut, joined), peers = dims, src.mesh.peers((axis,), rank)
+    axes = src.mesh.read(axis)
+    (cut, joined), peers = dims, src.mesh.peers(axes, rank)
     whole, full = _rows(src, rank, cut), _rows(dst, rank, joined)
     send = tuple(locate(whole, _rows(dst, peer, cut)) for peer in peers)
     receive = tuple(locate(full, _rows(src, peer, joined)) for peer in peers)
     moves = Moves(peers.index(rank), send, receive, whole.size, full.size, local=False)
-    return Route((axis,), dims, moves)
+    return Route(axes, dims, moves)
 
 
 def _rows(layout: Layout, rank: int, dim: int) -> IntArray:

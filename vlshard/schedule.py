@@ -164,9 +164,9 @@ def text_schedule(
 def _ulysses_schedule(tokens: Layout, axis: str, heads: Heads, mesh: Mesh, runs: Runs) -> Schedule:
     """All-to-all from tokens to heads; kv heads are repeated to the degree where they are fewer."""
     q, kv, width = heads
-    degree = mesh.sizes[axis]
+    degree = mesh.span((axis,))
     copies = max(1, degree // kv)
-    before, after = ulysses_specs(tokens.spec, axis)
+    before, after = ulysses_specs(tokens.spec, axis, mesh)
     to_heads, to_tokens = transition(before, after, mesh), transition(after, before, mesh)
     sizes = {name: size for name, size in tokens.sizes.items() if name not in ("c", "m")}
     q_sizes = {**sizes, "h": q, "d": width}
@@ -220,6 +220,8 @@ def hand_off(
 
 
 def merged(packing: Packing) -> Packing:
-    """The pack of merged rows: one row a unit, so no unit to keep whole."""
-    lengths = [length // packing.unit for length in packing.lengths]
-    return Packing(lengths, unit=1, home=packing.home)
+    """The pack of merged rows: one row a unit, so no unit to keep whole; dealt as the patches."""
+    unit, (a, b) = packing.unit, packing.cost
+    lengths = [length // unit for length in packing.lengths]
+    cost = (a * unit * unit, b * unit)
+    return Packing(lengths, unit=1, home=packing.home, cost=cost, homes=packing.homes)

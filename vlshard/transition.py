@@ -110,9 +110,7 @@ def transition(
     else:
         sides = arrow(f"{str(src).strip()} -> {str(dst).strip()}")
     for side in sides:
-        binder = Binder(side, mesh, where)
-        binder.check_axes()
-        binder.check_available()
+        Binder(side, mesh.shape, where).check_axes()
     changes = Changes.between(*sides, mesh)
     steps = _steps(changes, mesh, {name for name, size in sizes.items() if isinstance(size, int)})
     if steps is None:
@@ -182,9 +180,9 @@ class Changes:
                 changes.append(change)
                 spans += [before.span, after.span]
         gone = [axis for axis in src.pending if axis not in dst.pending]
-        gone = [axis for axis in gone if mesh.sizes[axis.name] > 1]
+        gone = [axis for axis in gone if mesh.span((str(axis),)) > 1]
         spans += [axis.span for axis in gone]
-        return cls(tuple(changes), tuple(axis.name for axis in gone), tuple(spans))
+        return cls(tuple(changes), tuple(map(str, gone)), tuple(spans))
 
 
 def _cuts(dim: Dim, mesh: MeshShape, part: tuple[int, ...] = ()) -> tuple[Cut, ...]:
@@ -193,8 +191,12 @@ def _cuts(dim: Dim, mesh: MeshShape, part: tuple[int, ...] = ()) -> tuple[Cut, .
         return ()
     items = dim.items if isinstance(dim, Group) else ()
     inner = [cut for i, item in enumerate(items) for cut in _cuts(item, mesh, (*part, i))]
-    names = [(split.axes[0].name, split.order) for split in dim.splits]
-    return (*inner, *(Cut(part, axis, order) for axis, order in names if mesh.sizes[axis] > 1))
+    own: list[Cut] = []
+    for split in dim.splits:
+        parts = [p for axis in split.axes for p in mesh.axis_parts(axis) if mesh.parts[p] > 1]
+        if parts:
+            own.append(Cut(part, mesh.text(parts), split.order))
+    return (*inner, *own)
 
 
 def _steps(changes: Changes, mesh: MeshShape, fused: set[str]) -> tuple[Step, ...] | None:
@@ -225,8 +227,8 @@ def _along(change: Change, mesh: MeshShape, fused: set[str]) -> tuple[Step, ...]
     ordered = any(cut.order for cut in (*change.before, *change.after))
     if not (reordered or ordered or _packed(change.dim, fused)):
         return None
-    axes = tuple(axis for axis in mesh.sizes if axis in before or axis in after)
-    return (Exchange(axes, change.name),)
+    used = {part for axis in (*before, *after) for part in mesh.read(axis)}
+    return (Exchange(tuple(part for part in mesh.parts if part in used), change.name),)
 
 
 def _between(src: Change, dst: Change) -> tuple[Step, ...] | None:

@@ -89,9 +89,6 @@ NOT_YET = {
         "overlap=True",
     ),
     "splits": (make(splits={"**.q_proj.weight": "(h@tp d) m"}), "splits of parameters"),
-    "balance": (make(patches="(img@dp.home@cp.balance s) c"), "'.balance'"),
-    "joined axes": (make(patches="(img s)@(dp cp) c"), "joined axes"),
-    "zigzag in a pack": (make(patches="(img@dp.home s@cp.zigzag) c"), "'.zigzag' inside a pack"),
 }
 
 

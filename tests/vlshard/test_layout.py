@@ -411,34 +411,173 @@ def test_layout_points_at_the_fault(text, sizes, carets, headline, notes):
 @pytest.mark.parametrize(
     ("text", "sizes", "carets", "headline", "notes"),
     [
-        ("(img@cp.balance s)", {"img": PACK}, "        ^^^^^^^", "'.balance' is", []),
         (
-            "(3 h@cp d)",
-            {"h": 2, "d": 4},
-            "    ^^^",
-            "inner splits of a fused dim are",
-            [],
+            "s@cp.2",
+            {"s": 4},
+            "  ^^^^",
+            "mesh axis 'cp' has no part '2'",
+            ["mesh: dp=2 cp=(2, 4); did you mean 'cp.0' or 'cp.1'?"],
         ),
-        ("s@cp.0", {"s": 4}, "  ^^^^", "split axes (cp.0) are", []),
-        ("s + cp.0", {"s": 4}, "    ^^^^", "split axes (cp.0) are", []),
         (
-            "s@cp.zigzga",
+            "s + dp.0",
+            {"s": 4},
+            "    ^^^^",
+            "mesh axis 'dp' is not split, so it has no part '0'",
+            ["mesh: dp=2 cp=(2, 4)"],
+        ),
+        (
+            "s@dp.zigzga",
             {"s": 4},
             "  ^^^^^^^^^",
-            "split axes (cp.zigzga) are",
-            ["'.zigzga' is no order; did you mean '.zigzag'?"],
+            "mesh axis 'dp' is not split, so it has no part 'zigzga'",
+            ["mesh: dp=2 cp=(2, 4)", "'.zigzga' is no order; did you mean '.zigzag'?"],
         ),
-        ("s@(dp cp)", {"s": 4}, "   ^^^^^", "joined axes (dp cp) are", []),
-        ("(img@(dp cp) s)", {"img": PACK}, "      ^^^^^", "joined axes (dp cp) are", []),
-        ("(img s@cp.zigzag)", {"img": PACK}, "          ^^^^^^", "'.zigzag' inside a pack is", []),
+        (
+            "(3 h@(dp cp) d)",
+            {"h": 6, "d": 4},
+            "   ^^^^^^^^^",
+            "h=6 cannot be dealt whole to (dp cp)=16",
+            ["fix: degrees 1, 2, 3, 6 work"],
+        ),
+        (
+            "(h d@cp.0)",
+            {"h": 6, "d": 5},
+            "   ^^^^^^",
+            "d=5 cannot be dealt whole to cp.0=2",
+            ["fix: degrees 1, 5 work"],
+        ),
+        (
+            "(h@dp.balance d)",
+            {"h": 6, "d": 5},
+            "      ^^^^^^^",
+            "'.balance' is for packed dims, and '(h d)' is fused",
+            ["give h=Packing(lengths)"],
+        ),
+        (
+            "(h d@dp.zigzag)",
+            {"h": 6, "d": 4},
+            "        ^^^^^^",
+            "'.zigzag' is for packed dims, and '(h d)' is fused",
+            ["give h=Packing(lengths)"],
+        ),
+        (
+            "(img@dp.home s)",
+            {"img": Packing([4], home=[0], homes=3)},
+            "    ^^^^^^^^",
+            "homes=3 of 'img' is no multiple of the 2 ranks here",
+            ["mesh: dp=2 cp=(2, 4)"],
+        ),
     ],
 )
-def test_layout_refuses_what_is_not_available_yet(text, sizes, carets, headline, notes):
+def test_layout_points_at_faults_of_parts_and_factors(text, sizes, carets, headline, notes):
     with pytest.raises(LayoutError) as error:
-        layout(text, MESH, where="text.q", **sizes)
-    lines = str(error.value).split("\n  ")
-    assert lines[0].startswith(f"{headline} not available yet")
-    assert lines[1:] == [f"text.q: {text}", f"        {carets}", *notes]
+        layout(text, MeshShape(dp=2, cp=(2, 4)), where="text.q", **sizes)
+    lines = [f"text.q: {text}", f"        {carets}", *notes]
+    assert str(error.value) == "\n  ".join([headline, *lines])
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("s@(dp cp)", [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]),
+        ("s@dp@cp", [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]]),
+        ("s@(cp dp)", [[0, 1, 2], [6, 7, 8], [3, 4, 5], [9]]),
+        ("s@(dp cp).zigzag", [[0, 1, 9], [2, 3, 8], [4, 7], [5, 6]]),
+    ],
+)
+def test_joined_axes_cut_as_one(text, held):
+    assert first_dims(text, MESH, s=10) == held
+    parts = MeshShape(x=(2, 2))
+    assert first_dims(text.replace("dp", "x.0").replace("cp", "x.1"), parts, s=10) == held
+    if "(dp cp)" in text:
+        assert first_dims(text.replace("(dp cp)", "x"), parts, s=10) == held
+
+
+def test_a_pack_cut_over_joined_axes():
+    assert first_dims("(img s)@(dp cp)", MESH, img=PACK) == [
+        units(0, 1),
+        units(2, 3),
+        units(4, 5),
+        units(6),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("(3 h@cp d)", [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]] * 2),
+        ("(3 h@cp d@dp)", [[0, 4, 8], [2, 6, 10], [1, 5, 9], [3, 7, 11]]),
+        ("(3 h@cp d)@dp", [[0, 1, 4], [2, 3, 6], [5, 8, 9], [7, 10, 11]]),
+        ("(3 (h d)@(dp cp))", [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]),
+        ("(3 (h@cp d)@dp)", [[0, 4, 8], [2, 6, 10], [1, 5, 9], [3, 7, 11]]),
+    ],
+)
+def test_inner_splits_cut_each_block(text, held):
+    assert first_dims(text, MESH, h=2, d=2) == held
+
+
+def test_zigzag_in_a_pack_cuts_each_segment_and_deals_spare_units_round():
+    # Units of segments: 0 1 2 | 3 4 5 6 7 | 8; four parts each, the first three of the first
+    # segment, then the fourth of the second and the first of the third have one unit more.
+    packing = Packing([12, 20, 4], unit=4)
+    assert first_dims("(smp s@cp.zigzag)", MeshShape(cp=2), smp=packing) == [
+        units(0, 3, 6, 7, 8),
+        units(1, 2, 4, 5),
+    ]
+
+
+BALANCED = Packing([4, 16, 8, 4, 8], unit=4, cost=(1, 0), home=[0, 1, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        # Costs 16 256 64 16 64: the second segment alone, all others together.
+        ("(img@cp.balance s)", [[1], [0, 2, 3, 4]] * 2),
+        ("(img@(dp cp).balance s)", [[1], [2], [4], [0, 3]]),
+        ("(img@dp.home@cp.balance s)", [[0, 2], [4], [1], [3]]),
+    ],
+)
+def test_balance_deals_costly_segments_first(text, held):
+    ends = np.cumsum(BALANCED.lengths)
+    rows = [[*range(end - n, end)] for end, n in zip(ends, BALANCED.lengths, strict=True)]
+    expected = [[row for segment in part for row in rows[segment]] for part in held]
+    assert first_dims(text, MESH, img=BALANCED) == expected
+
+
+def test_home_over_the_leading_home_axes_is_the_union_in_order():
+    packing = Packing([4, 4, 4, 4, 4], unit=4, home=[3, 0, 2, 1, 0], homes=4)
+    assert first_dims("(img@(dp cp).home s)", MESH, img=packing) == [
+        units(1, 4),
+        units(3),
+        units(2),
+        units(0),
+    ]
+    assert first_dims("(img@dp.home s)", MESH, img=packing)[::2] == [units(1, 3, 4), units(0, 2)]
+
+
+def test_owners_are_the_ranks_that_hold_an_element():
+    bound = layout("b@dp s@cp.0 h", MeshShape(dp=2, cp=(2, 2)), b=2, s=4, h=3)
+    assert bound.owners((1, 2, 0)) == (6, 7)
+    assert layout("s@cp.zigzag", MESH, s=8).owners(7) == (0, 2)
+    assert layout("+ dp", MESH).owners(()) == (0, 1, 2, 3)
+    with pytest.raises(LayoutError) as error:
+        bound.owners((1, 4, 0))
+    assert str(error.value) == (
+        "a tensor of shape (2, 4, 3) has no element (1, 4, 0)\n  b@dp s@cp.0 h"
+    )
+
+
+def test_loads_by_rows_and_by_cost():
+    packing = Packing([4, 12], unit=4, cost=(1, 2))
+    bound = layout("(img s)@cp c", MeshShape(cp=2), img=packing, c=3)
+    assert bound.loads().tolist() == [8, 8]
+    # Each row of the first segment costs 4 + 2, of the second 12 + 2.
+    assert bound.loads(by="cost").tolist() == [4 * 6 + 4 * 14, 8 * 14]
+    assert bound.imbalance() == 1.0
+    assert bound.imbalance(by="cost") == 112 / 96
+    assert bound.loads(1, by="cost").tolist() == [3, 3]
+    assert layout("(img s)@cp", MESH, img=Packing([])).imbalance() == 1.0
 
 
 def test_layout_of_one_side_of_an_arrow_shows_the_whole_arrow():
@@ -451,14 +590,14 @@ def test_layout_of_one_side_of_an_arrow_shows_the_whole_arrow():
 
 @pytest.mark.parametrize(
     "name",
-    "errors syntax parser spec mesh_shape packing pieces dims layout header".split(),
+    "errors syntax parser spec mesh_shape packing pieces dims binding layout header".split(),
 )
 def test_the_language_needs_no_torch(name):
     tree = ast.parse((Path(vlshard.__file__).parent / f"{name}.py").read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {a.name for node in imports if isinstance(node, ast.Import) for a in node.names}
     names |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
-    known = "errors syntax parser spec mesh_shape packing pieces dims layout header".split()
+    known = "errors syntax parser spec mesh_shape packing pieces dims binding layout header".split()
     allowed = {f"vlshard.{other}" for other in known}
     assert {n for n in names if n.startswith("vlshard")} <= allowed
     assert not {n for n in names if n.split(".")[0] == "torch"}

@@ -8,7 +8,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from vlshard.errors import PlanError
 from vlshard.mesh import Mesh
-from vlshard.mesh_shape import MeshShape, check_size
+from vlshard.mesh_shape import MeshShape
 
 LAWS = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 
@@ -180,8 +180,83 @@ def test_device_mesh_stores_what_it_names(ranks):
         ]
 
 
-@pytest.mark.parametrize("size", [(2, 4), {"ring": 2, "ulysses": 4}])
-def test_split_axes_are_not_available_yet(size):
+SPLIT = MeshShape(dp=2, cp=(2, 4))
+NAMED = MeshShape(cp={"ring": 2, "ulysses": 4})
+
+
+def test_a_split_axis_means_all_its_parts():
+    assert dict(SPLIT.sizes) == {"dp": 2, "cp": 8}
+    assert dict(SPLIT.parts) == {"dp": 2, "cp.0": 2, "cp.1": 4}
+    assert SPLIT.expand(("cp", "dp")) == ("cp.0", "cp.1", "dp")
+    assert SPLIT.coords(13) == {"dp": 1, "cp.0": 1, "cp.1": 1}
+    assert SPLIT.rank_at({"cp.0": 1}) == 4
+    assert SPLIT.peers(("cp.0",), 1) == (1, 5)
+    assert SPLIT.peers(("cp.1", "cp.0"), 8) == (8, 12, 9, 13, 10, 14, 11, 15)
+    assert SPLIT.peers(("cp",), 8) == tuple(range(8, 16))
+    assert dict(NAMED.parts) == {"cp.ring": 2, "cp.ulysses": 4}
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        (("dp",), "dp"),
+        (("cp.0",), "cp.0"),
+        (("cp.0", "cp.1"), "cp"),
+        (("cp.1", "cp.0"), "(cp.1 cp.0)"),
+        (("dp", "cp.0", "cp.1"), "(dp cp)"),
+        (("cp.1", "dp"), "(cp.1 dp)"),
+    ],
+)
+def test_parts_are_written_as_in_the_language(parts, text):
+    assert SPLIT.text(parts) == text
+    assert SPLIT.read(text) == parts
+
+
+def test_split_meshes_print_and_compare():
+    assert (str(SPLIT), repr(SPLIT)) == ("dp=2 cp=(2, 4)", "MeshShape(dp=2, cp=(2, 4))")
+    assert str(NAMED) == "cp=(ring=2, ulysses=4)"
+    assert repr(NAMED) == "MeshShape(cp={'ring': 2, 'ulysses': 4})"
+    assert SPLIT == Mesh(dp=2, cp=(2, 4)) != MeshShape(dp=2, cp=8)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((), "mesh axis cp=(): a split axis has at least one part"),
+        ((2, 0), "mesh axis cp.1=0: a size is at least 1"),
+        ({"zigzag": 2}, "mesh axis cp: a part cannot be named like the order '.zigzag'"),
+        ({"a b": 2}, "mesh axis cp: a part cannot be named 'a b'"),
+        ((2, True), "mesh axis cp.1=True: a size is an integer"),
+    ],
+)
+def test_split_axes_are_checked(size, message):
     with pytest.raises(PlanError) as error:
-        check_size("cp", size)
-    assert str(error.value) == f"mesh axis cp={size!r}: split axes are not available yet"
+        MeshShape(cp=size)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axis", "message"),
+    [
+        (
+            NAMED,
+            "cp.ulises",
+            "mesh axis 'cp' has no part 'ulises'\n"
+            "  mesh: cp=(ring=2, ulysses=4); did you mean 'cp.ulysses'?",
+        ),
+        (
+            MeshShape(cp=2),
+            "cp.0",
+            "mesh axis 'cp' is not split, so it has no part '0'\n  mesh: cp=2",
+        ),
+        (
+            SPLIT,
+            "xp.0",
+            "unknown mesh axis 'xp'\n  mesh: dp=2 cp=(2, 4); did you mean 'cp' or 'dp'?",
+        ),
+    ],
+)
+def test_unknown_parts_are_named(mesh, axis, message):
+    with pytest.raises(PlanError) as error:
+        mesh.peers((axis,), 0)
+    assert str(error.value) == message

@@ -116,15 +116,6 @@ def test_transition_refuses_what_is_no_arrow(src, dst, match):
 
 
 @pytest.mark.parametrize(
-    "text", ["(img@cp.balance s)", "t@(dp cp)", "t@cp.ring"], ids=["balance", "joined", "part"]
-)
-def test_transition_refuses_what_is_not_there_yet(text):
-    whole = "(img s)" if text.startswith("(") else "t"
-    with pytest.raises(LayoutError, match="not available yet"):
-        transition(text, whole, MESH)
-
-
-@pytest.mark.parametrize(
     ("src", "dst", "sizes", "sent"),
     [
         # t has blocks of 3, 3, 3, 1; h blocks of 2: rank 2 (dp 0, cp 2) keeps 3x2 of its 3x8
