@@ -1,0 +1,5 @@
+"""``python -m vlshard``."""
+
+from vlshard.cli import main
+
+raise SystemExit(main())
