@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
+from typing import Literal
 
 from vlshard.dims import Packed
 from vlshard.layout import Layout
@@ -13,6 +14,7 @@ from vlshard.spec import splits_in
 MOST_HOLDERS = 16
 MOST_RANKS = 4
 MOST_CELLS = 48
+LOADS: tuple[Literal["rows", "cost"], ...] = ("rows", "cost")
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,10 @@ def notes(picture: Picture) -> list[str]:
         elif strip.ends:
             unit = f"{strip.unit} rows" if strip.unit > 1 else "one row"
             notes.append(f"{strip.name}: a cell is a unit of {unit}, | ends a segment")
+        if strip.ends and not picture.hidden:
+            rows, cost = (picture.layout.imbalance(strip.number, by=by) for by in LOADS)
+            busiest = f"the busiest rank has {rows:.2f} times the mean of rows, {cost:.2f} of cost"
+            notes.append(f"{strip.name}: {busiest}")
     if picture.others and picture.layout.mesh.span(picture.others) > 1:
         axes = " ".join(part for part in picture.others if picture.layout.mesh.parts[part] > 1)
         notes.append(f"ranks that differ along {axes} alone hold the same indices")

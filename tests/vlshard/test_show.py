@@ -50,6 +50,7 @@ ranks  cp  (img s)@cp: 88                   local shape
 1 3    1   ......|....|.###########  44-87  44 2
 
 (img s)@cp: a cell is a unit of 4 rows, | ends a segment
+(img s)@cp: the busiest rank has 1.00 times the mean of rows, 1.00 of cost
 ranks that differ along dp alone hold the same indices
 a sum over tp is pending: what they hold are terms of it
 """
@@ -62,6 +63,27 @@ def test_show_keeps_segments_at_home(capsys):
     assert capsys.readouterr().out.splitlines()[0] == "sizes: img=4,2,2 at home 1,0,1"
     assert main(["show", "b@dp.home s", "--mesh", "dp=2"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "sizes: b=4 at home 0,0,1,1 s=2"
+
+
+def test_show_says_how_even_a_deal_is(capsys):
+    # Costs n^2 of 64, 16, 16 and 36 go to ranks 0, 1, 1 and 1: 64 and 68, the mean is 66.
+    dealt = ["--lengths", "8,4,4,6", "--cost", "1,0", "--mesh", "cp=ring:2/tail:1"]
+    assert main(["show", "(img@cp.balance s)", *dealt]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+sizes: img=8,4,4,6
+
+(img@cp.balance s)  on cp=(ring=2, tail=1)
+
+ranks  cp.ring  cp.tail  (img@cp.balance s): 22           local shape
+0      0        0        ########|....|....|......  0-7   8
+1      1        0        ........|####|####|######  8-21  14
+
+(img@cp.balance s): a cell is a unit of one row, | ends a segment
+(img@cp.balance s): the busiest rank has 1.27 times the mean of rows, 1.03 of cost
+"""
+    )
 
 
 def test_show_draws_long_dims_to_scale(capsys):
