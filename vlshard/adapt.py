@@ -1,9 +1,12 @@
 """Puts a plan's parameter storage on a model: FSDP2 on every unit, gradients as plain sums."""
 
+from typing import Any, cast
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from vlshard.gloo import GlooAllGather, GlooReduceScatter
 from vlshard.plan import BoundPlan
 
 
@@ -45,3 +48,6 @@ def shard_model(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            if device_type == "cpu":
+                module.set_custom_all_gather(cast(Any, GlooAllGather()))
+                module.set_custom_reduce_scatter(cast(Any, GlooReduceScatter()))
