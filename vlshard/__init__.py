@@ -2,16 +2,19 @@
 
 from vlshard.adapt import shard_model
 from vlshard.boundaries import Boundaries, Pending, local_boundaries
+from vlshard.bridges import from_dtensor, to_dtensor
 from vlshard.errors import LayoutError, PlanError, ShardError, SpecError
 from vlshard.flight import start
 from vlshard.header import SampleFacts, Share, StepHeader
 from vlshard.layout import Layout, layout
 from vlshard.mesh import Mesh, MeshShape
+from vlshard.mesh_in_use import use_mesh
 from vlshard.packing import Packing
 from vlshard.plan import BoundPlan, Plan, load_plan
 from vlshard.pytree import pytree
 from vlshard.reshard import reshard
 from vlshard.settings import fsdp, gather, hybrid, replicate, ring, ulysses
+from vlshard.sharded import Sharded
 from vlshard.spec import Spec, spec
 from vlshard.steps import (
     AllGather,
@@ -44,6 +47,7 @@ __all__ = [
     "ReduceScatter",
     "SampleFacts",
     "ShardError",
+    "Sharded",
     "Share",
     "Slice",
     "Spec",
@@ -51,6 +55,7 @@ __all__ = [
     "Step",
     "StepHeader",
     "ZeroPad",
+    "from_dtensor",
     "fsdp",
     "gather",
     "hybrid",
@@ -64,6 +69,8 @@ __all__ = [
     "shard_model",
     "spec",
     "start",
+    "to_dtensor",
     "transition",
     "ulysses",
+    "use_mesh",
 ]

@@ -86,6 +86,24 @@ class Mesh(MeshShape):
             self._device_meshes[key] = self._make_device_mesh(shard, replicate, device_type)
         return self._device_meshes[key]
 
+    def parts_mesh(self, device_type: str = "cpu") -> DeviceMesh:
+        """The DeviceMesh of DTensors: one dim for each part, named like it, in order.
+
+        Args:
+          device_type: where the ranks compute.
+        Returns: one mesh, made by the first call: every rank has to make it alike.
+        Raises: PlanError if this mesh has no axes or is not the size of the world.
+        """
+        key = (tuple(self.parts), ("parts",), device_type)
+        if key not in self._device_meshes:
+            self._check_world()
+            if not self.parts:
+                raise PlanError("a mesh without axes has no DeviceMesh")
+            ranks = torch.arange(self.size).reshape(tuple(self.parts.values()))
+            names = tuple(self.parts)
+            self._device_meshes[key] = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+        return self._device_meshes[key]
+
     def _key(self, axes: Sequence[str]) -> Axes:
         """The axes that tell groups apart."""
         return tuple(part for part in self.expand(axes) if self.parts[part] > 1)

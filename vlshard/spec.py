@@ -47,6 +47,7 @@ __all__ = [
     "label",
     "names_in",
     "spec",
+    "spec_within",
     "splits_in",
 ]
 
@@ -84,8 +85,8 @@ def arrow(text: str) -> tuple[Spec, Spec]:
         parser.spec()
         parser.fail("an arrow needs a spec on each side of one '->'", parser.here())
     # Sides recur in many arrows: each is read, and kept, behind as many blanks as stand before it.
-    src = _side(left, text)
-    dst = _side(" " * (len(left) + 2) + "->".join(rights), text)
+    src = spec_within(left, text)
+    dst = spec_within(" " * (len(left) + 2) + "->".join(rights), text)
     if list(map(label, src.dims)) != list(map(label, dst.dims)):
         left = {label(dim) for dim in src.dims}
         right = {label(dim) for dim in dst.dims}
@@ -103,8 +104,14 @@ def arrow(text: str) -> tuple[Spec, Spec]:
     return src, dst
 
 
-def _side(padded: str, text: str) -> Spec:
-    """One side of an arrow, its spans and messages in the whole text."""
+def spec_within(padded: str, text: str) -> Spec:
+    """Read a spec that is part of a text, which its spans count in and its messages show.
+
+    Args:
+      padded: the spec behind as many blanks as there are characters before it.
+      text: the whole text.
+    Raises: SpecError as ``spec`` does.
+    """
     try:
         return replace(spec(padded), text=text)
     except SpecError as error:

@@ -5,8 +5,15 @@ The characters serve messages; they do not count in comparisons.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from vlshard.errors import Span, SpecError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
+    from vlshard.mesh_shape import MeshShape
+    from vlshard.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,12 @@ class Spec:
     def label(self, index: int) -> str:
         """Dim ``index`` without its splits: ``s`` or ``(h d)``."""
         return label(self.dims[index])
+
+    def placements(self, mesh: "MeshShape", /, **sizes: "int | Packing") -> "tuple[Placement, ...]":
+        """What DTensor calls this layout: see ``vlshard.bridges.placements``."""
+        from vlshard.bridges import placements  # only this needs torch
+
+        return placements(self, mesh, **sizes)
 
     def expand(self, ndim: int) -> "Spec":
         """The spec of a tensor of ``ndim`` dims: ``...`` becomes unsplit dims ``_0 _1 ...``.
