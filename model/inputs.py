@@ -34,7 +34,7 @@ class VisionInputs:
 
 @pytree
 class TextInputs:
-    """Tokens of this rank: b rows of s positions, padded behind the last token.
+    """Tokens of this rank: b rows of s positions, padded behind the last token, or one packed row.
 
     ``real``, ``visual`` and ``labelled`` are indices into the flat b*s rows, increasing: tokens
     that are no padding, visual placeholders, and tokens with a target. ``num_labels`` is what a
@@ -186,20 +186,38 @@ def _text_inputs(
     header: StepHeader, share: Share, samples: Mapping[int, Sample], config: Config
 ) -> tuple[Tensor, ...]:
     """The fields of TextInputs."""
-    shape = (len(share.rows), len(share.positions))
-    ids, positions = np.zeros(shape, dtype=np.int64), np.zeros((3, *shape), dtype=np.int64)
-    targets = np.full(shape, IGNORED, dtype=np.int64)
-    real, merge = np.zeros(shape, dtype=bool), config.vision.spatial_merge_size
-    for i, index in enumerate(share.rows.tolist()):
-        facts, sample = header.samples[index], samples[index]
-        real[i] = share.positions < facts.tokens
-        here = share.positions[real[i]]
-        ids[i, real[i]] = sample.ids[here]
-        targets[i, real[i]] = np.append(sample.labels[1:], IGNORED)[here]
-        row = positions_of_runs(facts.tokens, facts.starts, facts.frames, merge=merge)
-        positions[:, i, real[i]] = row[:, here]
+    tokens = np.array([facts.tokens for facts in header.samples], dtype=np.int64)
+    real = share.positions < tokens[share.samples]
+    held = np.unique(share.samples[real])
+    at = _places(tokens, held, share.samples[real], share.positions[real])
+    ids, targets = np.zeros(real.shape, dtype=np.int64), np.full(real.shape, IGNORED)
+    positions = np.zeros((3, *real.shape), dtype=np.int64)
+    if held.size:
+        chosen = [samples[i] for i in held.tolist()]
+        ids[real] = np.concatenate([sample.ids for sample in chosen])[at]
+        targets[real] = np.concatenate([_targets(sample) for sample in chosen])[at]
+        positions[:, real] = np.concatenate(_positions(header, held, config), axis=1)[:, at]
     visual = real & ((ids == config.image_token_id) | (ids == config.video_token_id))
     labelled = targets != IGNORED
     arrays = (ids, positions, *map(np.flatnonzero, (real, visual, labelled)), targets[labelled])
     num_labels = float(max(header.num_labels, 1) * share.copies)
     return (*(torch.from_numpy(array) for array in arrays), torch.tensor(num_labels))
+
+
+def _places(tokens: IntArray, held: IntArray, samples: IntArray, positions: IntArray) -> IntArray:
+    """Where tokens lie among all tokens of the held samples, one sample after another."""
+    starts = np.zeros_like(tokens)
+    starts[held] = np.cumsum(tokens[held]) - tokens[held]
+    return starts[samples] + positions
+
+
+def _targets(sample: Sample) -> IntArray:
+    """What each token should predict: the label of the next, nothing behind the last."""
+    return np.append(sample.labels[1:], IGNORED)
+
+
+def _positions(header: StepHeader, held: IntArray, config: Config) -> list[IntArray]:
+    """Positions of all tokens of some samples, each from its own start."""
+    merge = config.vision.spatial_merge_size
+    facts = [header.samples[i] for i in held.tolist()]
+    return [positions_of_runs(f.tokens, f.starts, f.frames, merge=merge) for f in facts]

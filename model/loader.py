@@ -242,7 +242,7 @@ class Loader:
         """Decode what this rank's share touches and build its tensors."""
         at = self._bound.step(header)
         touched = images_touched(header, at.share.patches)
-        wanted = {*at.share.rows.tolist(), *(sample for sample, _ in touched)}
+        wanted = {*np.unique(at.share.samples).tolist(), *(sample for sample, _ in touched)}
         rows = {i: sources.get(ids[i]) or self._rows.row(ids[i]) for i in sorted(wanted)}
         paths = [rows[sample][1][item] for sample, item in touched]
         parts = [paths[k::DECODERS] for k in range(DECODERS)]

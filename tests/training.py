@@ -108,7 +108,7 @@ class Run:
         loss = self.model(build_inputs(header, share, samples, pixels, self.config), at)
         if loss.requires_grad:  # a text-only step of a frozen decoder trains nothing
             loss.backward()
-        rows = [len(share.patches), len(share.rows) * len(share.positions)]
+        rows = [len(share.patches), share.samples.size]
         return loss.detach(), torch.tensor(rows)
 
     def raw_gradients(self) -> dict[str, torch.Tensor | None]:

@@ -15,7 +15,8 @@ from vlshard.mesh import Mesh
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing, coefficients
 from vlshard.settings import Mode, Storage
-from vlshard.spec import Name, Spec, spec
+from vlshard.spec import Name, Spec, label, spec
+from vlshard.tokens import PACK, is_packed
 
 KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     "params": (Storage, "replicate() or fsdp(...)"),
@@ -200,12 +201,11 @@ def check_layouts(
 def _check_layout(
     parsed: Spec, name: str, mesh: MeshShape, config: ModelConfig, where: str
 ) -> Iterator[ShardError]:
-    dims = tuple(parsed.label(i) for i in range(len(parsed.dims)))
-    expected = spec(config.boundaries[name])
-    wanted = tuple(expected.label(i) for i in range(len(expected.dims)))
-    if dims != wanted or parsed.pending:
+    dims = " ".join(map(label, parsed.dims))
+    forms = [config.boundaries[name], *([PACK] if name == TOKENS else [])]
+    if dims not in forms or parsed.pending:
         yield LayoutError(
-            f"boundary {name!r} has dims {' '.join(wanted)!r}",
+            f"boundary {name!r} has dims {' or '.join(map(repr, forms))}",
             text=parsed.text,
             spans=[Span(0, len(parsed.text))],
             where=where,
@@ -214,6 +214,8 @@ def _check_layout(
     if name == PATCHES:
         packing = Packing([config.unit], unit=config.unit, home=[0])
         layout(parsed, mesh, img=packing, c=1)
+    elif is_packed(parsed):
+        layout(parsed, mesh, smp=Packing([1], home=[0]), m=1)
     else:
         layout(parsed, mesh, b=Packing([1], home=[0]), s=1, m=1)
     width = parsed.dims[-1]

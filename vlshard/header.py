@@ -70,6 +70,11 @@ class StepHeader:
         return tuple(home for sample, home in pairs for _ in sample.frames)
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return max((sample.tokens for sample in self.samples), default=0)
+
+    @property
     def visual(self) -> bool:
         """Whether any sample of any rank has an image or a video."""
         return any(sample.grids for sample in self.samples)
@@ -129,14 +134,14 @@ class Share:
 
     Attributes:
       patches: rows of the patch pack (all frames of the micro-batch in reading order).
-      rows: samples of the micro-batch.
-      positions: token positions of the padded row; positions past a sample's end are padding.
+      samples: of which sample of the micro-batch each token is, [b, s]; a pack is one row.
+      positions: which token of that sample it is, [b, s]; past the sample's end it is padding.
       visual: whether any rank holds a visual row (if not, all ranks skip the vision tower).
       copies: number of ranks that compute each of these tokens, and so share its loss.
     """
 
     patches: IntArray
-    rows: IntArray
+    samples: IntArray
     positions: IntArray
     visual: bool
     copies: int = 1
@@ -144,10 +149,5 @@ class Share:
 
 def whole_share(header: StepHeader) -> Share:
     """The share of a process that holds everything: rows padded to the longest sample."""
-    longest = max((sample.tokens for sample in header.samples), default=0)
-    return Share(
-        patches=np.arange(sum(header.segments)),
-        rows=np.arange(len(header.samples)),
-        positions=np.arange(longest),
-        visual=header.visual,
-    )
+    samples, positions = np.indices((len(header.samples), header.longest))
+    return Share(np.arange(sum(header.segments)), samples, positions, header.visual)

@@ -19,6 +19,7 @@ from vlshard.errors import PlanError, ShardError
 from vlshard.header import Share, StepHeader
 from vlshard.layout import Layout, layout
 from vlshard.mesh import Mesh
+from vlshard.packed_text import packed_text_schedule
 from vlshard.packing import Packing
 from vlshard.plan_file import build_plan
 from vlshard.schedule import (
@@ -32,6 +33,7 @@ from vlshard.schedule import (
 )
 from vlshard.settings import Gather, Mode, Storage, Ulysses
 from vlshard.spec import Name, Spec, spec
+from vlshard.tokens import is_packed, pack_tokens, token_places
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,16 @@ class Plan:
         if dist.is_initialized():
             self.mesh.make_groups(bound.group_axes)
         return bound
+
+    def packed(self) -> "Plan":
+        """The same plan with the samples of a micro-batch one after another, without padding.
+
+        Returns: a plan whose layout of tokens has the same splits, each sample cut as a padded row
+          was.
+        Raises: SpecError or LayoutError if the layout of tokens cannot be packed.
+        """
+        text = pack_tokens(self.layouts[TOKENS], where=f"{self.source} {TOKENS}")
+        return replace(self, layouts={**self.layouts, TOKENS: text})
 
     def faults(self, config: ModelConfig, world: int) -> Iterable[ShardError]:
         """Everything that keeps the plan from running on this model and world."""
@@ -187,7 +199,7 @@ class BoundPlan:
 
     @cached_property
     def divisor(self) -> int:
-        """Padded rows have a multiple of this many positions."""
+        """Rows, where samples are padded to rows, have a multiple of this many positions."""
         dim, count = self.tokens.dims[1], 1
         for split in dim.splits if isinstance(dim, Name) else ():
             size = self.mesh.span([str(axis) for axis in split.axes])
@@ -228,23 +240,34 @@ class BoundPlan:
             cost=self.cost,
             homes=self.data_ranks,
         )
-        longest = max((sample.tokens for sample in header.samples), default=0)
-        length = max(-(-longest // self.divisor), 1) * self.divisor
-        rows = Packing([1] * len(header.samples), home=header.home, homes=self.data_ranks)
         return StepLayouts(
             patches=layout(self.patches, self.mesh, where=PATCHES, img=packing, c=1),
             merged=layout(self.patches, self.mesh, where=PATCHES, img=merged(packing), c=1),
-            tokens=layout(self.tokens, self.mesh, where=TOKENS, b=rows, s=length, m=1),
+            tokens=self._token_layout(header),
         )
+
+    def _token_layout(self, header: StepHeader) -> Layout:
+        """Samples one after another, or each in a row of its own that is padded."""
+        if is_packed(self.tokens):
+            lengths = [sample.tokens for sample in header.samples]
+            pack = Packing(lengths, home=header.home, homes=self.data_ranks)
+            return layout(self.tokens, self.mesh, where=TOKENS, smp=pack, m=1)
+        rows = Packing([1] * len(header.samples), home=header.home, homes=self.data_ranks)
+        length = self._padded(header)
+        return layout(self.tokens, self.mesh, where=TOKENS, b=rows, s=length, m=1)
+
+    def _padded(self, header: StepHeader) -> int:
+        """Positions for which every sample has room; a pack needs no padding."""
+        return max(-(-header.longest // self.divisor), 1) * self.divisor
 
     def share(self, header: StepHeader, rank: int) -> Share:
         """What a rank holds of a micro-batch; no ranks need to run."""
         return self._share(header, self.layouts(header), rank)
 
     def _share(self, header: StepHeader, where: StepLayouts, rank: int) -> Share:
-        rows, positions, _ = where.tokens.indices(rank)
+        samples, positions = token_places(where.tokens, rank)
         patches, _ = where.patches.indices(rank)
-        return Share(patches, rows, positions, header.visual, self.copies)
+        return Share(patches, samples, positions, header.visual, self.copies)
 
     def step(self, header: StepHeader) -> "StepBoundaries":
         """Plan one micro-batch: what this rank holds of it, and what moves where.
@@ -255,12 +278,13 @@ class BoundPlan:
         mesh, modes, heads = self.mesh, self.plan.attention, self.config.heads
         where = self.layouts(header)
         vision, text = (cast("Ulysses | Gather | None", modes.get(site)) for site in SITES)
-        table = visual_positions(header, self.config.unit, where.tokens.shape[1])
+        table = visual_positions(header, self.config.unit, self._padded(header))
+        attend_text = packed_text_schedule if is_packed(self.tokens) else text_schedule
         schedules = {
             "vision": vision_schedule(
                 where.patches, header.segments, vision, heads["vision"], mesh
             ),
-            "text": text_schedule(where.tokens, text, heads["text"], mesh),
+            "text": attend_text(where.tokens, text, heads["text"], mesh),
         }
         return StepBoundaries(
             share=self._share(header, where, mesh.rank),

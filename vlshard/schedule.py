@@ -16,6 +16,7 @@ from vlshard.mesh import Mesh
 from vlshard.packing import Packing
 from vlshard.reshard import lower
 from vlshard.settings import Gather, Heads, Ulysses
+from vlshard.tokens import token_places
 from vlshard.transition import transition
 
 Move = Callable[[Tensor], Tensor]
@@ -134,7 +135,7 @@ def vision_schedule(
         peers = mesh.peers((mode.axis,), rank)
         all_rows = np.sort(np.concatenate([patches.indices(peer)[0] for peer in peers]))
         runs = segment_runs(all_rows, all_rows, segments)
-        return _ulysses_schedule(patches, mode.axis, heads, mesh, runs)
+        return ulysses_schedule(patches, mode.axis, heads, mesh, runs)
     peers = mesh.peers((mode.axis,), rank)
     have = [patches.indices(peer)[0] for peer in peers]
     want = [touched_rows(held, segments) for held in have]
@@ -152,7 +153,7 @@ def text_schedule(
     if mode is None:
         return Schedule(stay, stay, stay, whole_rows(rows, length), stay)
     if isinstance(mode, Ulysses):
-        return _ulysses_schedule(tokens, mode.axis, heads, mesh, whole_rows(rows, length))
+        return ulysses_schedule(tokens, mode.axis, heads, mesh, whole_rows(rows, length))
     peers = mesh.peers((mode.axis,), rank)
     have = [tokens.indices(peer)[1] for peer in peers]
     want = [np.arange(int(held.max(initial=-1)) + 1) for held in have]
@@ -161,7 +162,7 @@ def text_schedule(
     return Schedule(stay, bring, bring, prefix_runs(rows, have[me], want[me].size), stay)
 
 
-def _ulysses_schedule(tokens: Layout, axis: str, heads: Heads, mesh: Mesh, runs: Runs) -> Schedule:
+def ulysses_schedule(tokens: Layout, axis: str, heads: Heads, mesh: Mesh, runs: Runs) -> Schedule:
     """All-to-all from tokens to heads; kv heads are repeated to the degree where they are fewer."""
     q, kv, width = heads
     degree = mesh.span((axis,))
@@ -187,7 +188,7 @@ def visual_positions(header: StepHeader, unit: int, length: int) -> IntArray:
     Args:
       header: the micro-batch.
       unit: patches of a visual token.
-      length: positions of a padded row.
+      length: positions of the table; no sample has more.
     Returns: [samples, length]: index of the visual token in reading order, or -1.
     """
     table = np.full((len(header.samples), length), -1, dtype=np.int64)
@@ -207,14 +208,14 @@ def hand_off(
 
     Args:
       rows: layout of the visual rows, in reading order.
-      tokens: layout of the rows of tokens.
+      tokens: layout of the tokens.
       table: ``visual_positions`` of the micro-batch.
       axes: mesh axes over which rows may travel.
       mesh: the ranks.
     """
     peers = mesh.peers(axes, mesh.rank)
     have = [rows.indices(peer)[0] for peer in peers]
-    held = [table[np.ix_(*tokens.indices(peer)[:2])].ravel() for peer in peers]
+    held = [table[token_places(tokens, peer)].ravel() for peer in peers]
     want = [visual[visual >= 0] for visual in held]
     return row_move(have, want, axes, mesh, 0)
 

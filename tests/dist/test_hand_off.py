@@ -59,10 +59,10 @@ def placed(tokens: str, cp: int, raw):
     unit = config.unit
     mine = at.share.patches[::unit] // unit
     rows = at.start("vision.merged", stub_rows(mine)).wait()
-    ids, positions = at.share.rows, at.share.positions
+    (positions,) = at.share.positions
     visual = torch.tensor([i for i, p in enumerate(positions) if 4 <= p < 10], dtype=torch.int64)
     base = torch.as_tensor(positions, dtype=torch.float32)[None, :, None] / 7
-    embeds = base.expand(len(ids), -1, WIDTH)
+    embeds = base.expand(1, -1, WIDTH)
     merged, *levels = rows.split(WIDTH, -1)
     steps = [place_visual(embeds, merged, visual)]
     for level in levels:

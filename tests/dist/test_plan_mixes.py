@@ -120,6 +120,34 @@ MIXES = {
         "b@dpo.home@dpi s m",
         None,
     ),
+    "packed: each sample zigzag, gather, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img@dp.home s)@cp c",
+        'gather("cp")',
+        "(smp@dp.home s@cp.zigzag) m",
+        'gather("cp")',
+    ),
+    "packed: each sample cut, ulysses, cp4": (
+        "dp=1, cp=4",
+        "(img@dp.home s@cp) c",
+        'ulysses("cp")',
+        "(smp@dp.home s@cp) m",
+        'ulysses("cp")',
+    ),
+    "packed: the pack cut anywhere, gather over a part, cp2x2": (
+        "dp=1, cp=(2, 2)",
+        "(img@dp.home@cp s) c",
+        None,
+        "(smp@dp.home@cp.0 s)@cp.1 m",
+        'gather("cp.1")',
+    ),
+    "packed: whole samples dealt by length inside cp, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img@dp.home@cp.balance s) c",
+        None,
+        "(smp@dp.home@cp.balance s) m",
+        None,
+    ),
 }
 TEMPLATE = """
 from vlshard import Mesh, Plan, fsdp, gather, replicate, ulysses
@@ -204,7 +232,7 @@ def dealt_heads(plan, raw):
     facts = [SampleFacts(row=0, tokens=8, labelled=7)]
     at = bound.step(make_headers(facts, bound.data_ranks)[0])
     q, kv, width = config.heads["text"]
-    rows = len(at.share.positions)
+    rows = at.share.positions.size
     queries = torch.arange(float(q))[:, None].expand(1, rows, q, width)
     keys = torch.arange(float(kv))[:, None].expand(1, rows, kv, width).clone().requires_grad_()
     brought = [at.start(f"text.{n}", x).wait() for n, x in (("q", queries), ("k", keys))]

@@ -1,5 +1,7 @@
 """Cutting a micro-batch by any share: reference cuts, uneven lengths, shifted labels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,8 @@ def pixels_of(*samples):
 
 def share_of(header, positions, patches=EMPTY, rows=None):
     rows = np.arange(len(header.samples)) if rows is None else np.array(rows, dtype=np.int64)
-    return Share(np.array(patches), rows, np.array(positions), header.visual)
+    samples, places = np.meshgrid(rows, np.array(positions), indexing="ij")
+    return Share(np.array(patches), samples, places, header.visual)
 
 
 def text_of(samples, positions, rows=None):
@@ -174,7 +177,7 @@ def test_no_visual_row_anywhere_skips_the_tower():
 def test_no_label_divides_by_one_and_copies_count():
     sample = T1.sample(CONFIG, labelled=[])
     header = header_of(sample)
-    share = Share(EMPTY, np.arange(1), np.arange(13), True, copies=4)
+    share = replace(share_of(header, range(13)), copies=4)
     inputs = build_inputs(header, share, {0: sample}, {}, CONFIG)
     assert inputs.text.num_labels == 4
     assert inputs.text.labelled.tolist() == []

@@ -158,7 +158,7 @@ def test_no_labels_at_all_give_loss_zero_and_zero_gradients():
 def test_a_rank_without_rows_runs_and_keeps_all_gradients(patches, rows, positions):
     _, model = models()
     batch = make_batch(model.config, PICTURE)
-    share = Share(patches, rows, positions, visual=True)
+    share = Share(patches, *np.meshgrid(rows, positions, indexing="ij"), visual=True)
     inputs = build_inputs(batch.header, share, {0: PICTURE}, batch.pixels, model.config)
     model.zero_grad()
     model(inputs, local_boundaries()).backward()
@@ -184,7 +184,7 @@ def test_longer_padding_changes_nothing():
     _, model = models()
     batch = make_batch(model.config, PICTURE, TEXT)
     plain = our_outcome(model, batch)
-    share = Share(np.arange(24), np.arange(2), np.arange(24), visual=True)
+    share = Share(np.arange(24), *np.indices((2, 24)), visual=True)
     samples = dict(enumerate(batch.samples))
     inputs = build_inputs(batch.header, share, samples, batch.pixels, model.config)
     model.zero_grad()

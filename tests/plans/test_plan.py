@@ -323,8 +323,8 @@ def test_moving_one_at_changes_the_rows_of_each_rank(patches, tmp_path):
 
 def test_padding_is_rounded_up_to_the_divisor():
     share = make().bind(tiny_config(), 4).share(HEADER, 0)
-    assert np.array_equal(share.positions, [0, 1, 2, 3, 12, 13, 14, 15])
-    assert np.array_equal(share.rows, [0])
+    assert np.array_equal(share.positions, [[0, 1, 2, 3, 12, 13, 14, 15]])
+    assert np.array_equal(share.samples, [[0] * 8])
 
 
 def test_large_images_are_computed_once():
