@@ -35,6 +35,7 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
+	$(BIN)/python -m tests.benchmarks.bench_language
 	$(BIN)/python -m tests.benchmarks.bench_plans
 
 clean:
