@@ -1,23 +1,32 @@
-"""Brute force: who holds which rows, what a program must give, and which step it must be.
+"""Brute force: which specs there are, who holds which rows, and what a program must give.
 
 Plain index arithmetic over Python lists, written apart from the package. A dim is its kind and its
-cuts in the order in which they apply; nothing is parsed. All data are integers in fp64, so that
-every sum is exact.
+cuts in the order in which they apply; the axes of a cut are joined, major to minor. All data are
+integers in fp64, so that every sum is exact.
 """
 
+import re
 from functools import lru_cache
 from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
 
-SLOTS = {"plain": ("",), "pack": ("img", "s", "all"), "fused": ("h", "all")}
-ORDERS = {"": (None, "zigzag", "home"), "img": (None, "home"), "s": (None,), "all": (None,)}
+SLOTS = {"plain": ("",), "pack": ("img", "s", "all"), "fused": ("h", "d", "all")}
+ORDERS = {
+    "": (None, "zigzag", "home"),
+    "img": (None, "home", "balance"),
+    "s": (None, "zigzag"),
+    "all": (None,),
+    "h": (None,),
+    "d": (None,),
+}
+NAMES = {"pack": ("img", "s"), "fused": ("h", "d")}
 
 
 class Cut(NamedTuple):
     slot: str
-    axis: str
+    axes: tuple[str, ...]
     order: str | None = None
 
 
@@ -33,11 +42,15 @@ class Spec(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A plain dim has ``lengths`` of 1; a fused one has two lengths, heads and width."""
+    """A plain dim has ``lengths`` of 1; a fused one has two lengths, heads and width.
+
+    ``home`` says for each segment (or row) which of ``homes`` ranks it is at home with.
+    """
 
     lengths: tuple[int, ...]
     unit: int = 1
     home: tuple[int, ...] = ()
+    homes: int = 1
 
 
 class Case(NamedTuple):
@@ -47,41 +60,80 @@ class Case(NamedTuple):
     seed: int
 
 
+# ---------------------------------------------------------------- specs as text
+
+
+def joined(axes):
+    return axes[0] if len(axes) == 1 else f"({' '.join(axes)})"
+
+
 def text_of(spec):
     """The spec in the language."""
     dims = []
     for kind, name, cuts in spec.dims:
         marks = dict.fromkeys(SLOTS[kind], "")
-        for slot, axis, order in cuts:
-            marks[slot] += f"@{axis}" + (f".{order}" if order else "")
+        for slot, axes, order in cuts:
+            marks[slot] += f"@{joined(axes)}" + (f".{order}" if order else "")
         if kind == "plain":
             dims.append(name + marks[""])
-        elif kind == "pack":
-            dims.append(f"(img{marks['img']} s{marks['s']}){marks['all']}")
         else:
-            dims.append(f"(h{marks['h']} d){marks['all']}")
+            first, second = NAMES[kind]
+            dims.append(f"({first}{marks[first]} {second}{marks[second]}){marks['all']}")
     return " ".join(dims + (["+", *spec.pending] if spec.pending else []))
+
+
+def read(text):
+    """The spec of a text, of the dims that ``text_of`` writes."""
+    left, _, pending = text.partition("+")
+    cut = r"@(?:\w+|\([\w ]+\))(?:\.\w+)?"
+    dims = []
+    for word in re.findall(rf"(?:\w+|\([^()]*(?:\([\w ]+\)[^()]*)*\))(?:{cut})*", left):
+        bracket = re.fullmatch(rf"\((\w+)((?:{cut})*) (\w+)((?:{cut})*)\)((?:{cut})*)", word)
+        if bracket:
+            first, one, second, two, outer = bracket.groups()
+            kind = "pack" if first == "img" else "fused"
+            marks = {first: one, second: two, "all": outer}
+            name = ""
+        else:
+            name = re.match(r"\w+", word).group()
+            kind, marks = "plain", {"": word[len(name) :]}
+        cuts = []
+        for slot, mark in marks.items():
+            for axes, order in re.findall(r"@(\w+|\([\w ]+\))(?:\.(\w+))?", mark):
+                cuts.append(Cut(slot, tuple(axes.strip("()").split()), order or None))
+        dims.append(Dim(kind, name, tuple(cuts)))
+    return Spec(tuple(dims), tuple(pending.split()))
 
 
 def arrow_of(case):
     return f"{text_of(case.src)} -> {text_of(case.dst)}"
 
 
+def label_of(dim):
+    return {"plain": dim.name, "pack": "(img s)", "fused": "(h d)"}[dim.kind]
+
+
 # ---------------------------------------------------------------- which specs there are
+
+
+def groupings(axes):
+    """All ways to cut a sequence of axes into runs that are joined."""
+    if not axes:
+        return [()]
+    return [(axes[:n], *rest) for n in range(1, len(axes) + 1) for rest in groupings(axes[n:])]
 
 
 def cuts_of(kind, axes):
     """All ways to cut a dim over exactly these axes."""
-    if not axes:
-        return [()]
     found = []
     for order in permutations(axes):
-        for slots in product(SLOTS[kind], repeat=len(axes)):
-            if list(slots) != sorted(slots, key=SLOTS[kind].index):
-                continue
-            for orders in product(*(ORDERS[slot] for slot in slots)):
-                if orders.count("home") < 2:
-                    found.append(tuple(map(Cut, slots, order, orders)))
+        for groups in groupings(order):
+            for slots in product(SLOTS[kind], repeat=len(groups)):
+                if list(slots) != sorted(slots, key=SLOTS[kind].index):
+                    continue
+                for orders in product(*(ORDERS[slot] for slot in slots)):
+                    if orders.count("home") < 2:
+                        found.append(tuple(map(Cut, slots, groups, orders)))
     return found
 
 
@@ -93,7 +145,8 @@ def specs_of(kinds, axes):
         of = {p: tuple(a for a, w in zip(axes, where, strict=True) if w == p) for p in places}
         for cuts in product(*(cuts_of(kind, of[i]) for i, kind in enumerate(kinds))):
             dims = tuple(
-                Dim(k, "abc"[i], c) for i, (k, c) in enumerate(zip(kinds, cuts, strict=True))
+                Dim(k, "abc"[i] if k == "plain" else "", c)
+                for i, (k, c) in enumerate(zip(kinds, cuts, strict=True))
             )
             found.append(Spec(dims, of["pending"]))
     return found
@@ -115,6 +168,17 @@ def count(mesh):
     return int(np.prod(list(mesh.values())))
 
 
+def ranks_along(axes, mesh):
+    return int(np.prod([mesh[axis] for axis in axes]))
+
+
+def place_along(axes, mesh, place):
+    at = 0
+    for axis in axes:
+        at = at * mesh[axis] + place[axis]
+    return at
+
+
 def parts(items, n):
     """Runs whose lengths differ by one at most, longer ones first."""
     base, extra = divmod(len(items), n)
@@ -129,12 +193,17 @@ def torch_chunk(items, n, r):
     return items[r * block : (r + 1) * block]
 
 
+def at_home(size, i, n):
+    """Which of n ranks has a segment at home, where n are the leading ones of all."""
+    return size.home[i] // (size.homes // n)
+
+
 def rows_of_plain(dim, size, mesh, place):
     held = list(range(len(size.lengths)))
-    for _, axis, order in dim.cuts:
-        n, r = mesh[axis], place[axis]
+    for _, axes, order in dim.cuts:
+        n, r = ranks_along(axes, mesh), place_along(axes, mesh, place)
         if order == "home":
-            held = [row for row in held if size.home[row] == r]
+            held = [row for row in held if at_home(size, row, n) == r]
         elif order == "zigzag":
             chunks = parts(held, 2 * n)
             held = chunks[r] + chunks[2 * n - 1 - r]
@@ -147,49 +216,67 @@ def rows_of_pack(dim, size, mesh, place):
     segments, start = [], 0
     for i, length in enumerate(size.lengths):
         rows = list(range(start, start + length))
-        units = [rows[j : j + size.unit] for j in range(0, length, size.unit)]
-        segments.append((size.home[i] if size.home else None, units))
+        segments.append((i, [rows[j : j + size.unit] for j in range(0, length, size.unit)]))
         start += length
-    for slot, axis, order in dim.cuts:
-        n, r = mesh[axis], place[axis]
+    for slot, axes, order in dim.cuts:
+        n, r = ranks_along(axes, mesh), place_along(axes, mesh, place)
         if slot == "img" and order == "home":
-            segments = [segment for segment in segments if segment[0] == r]
+            segments = [segment for segment in segments if at_home(size, segment[0], n) == r]
+        elif slot == "img" and order == "balance":
+            segments = balanced(segments, n, r)
         elif slot == "img":
             segments = parts(segments, n)[r]
+        elif slot == "s" and order == "zigzag":
+            heads, tails = deal(segments, 2 * n, r), deal(segments, 2 * n, 2 * n - 1 - r)
+            # What cuts next cuts the head and the tail of a segment each.
+            segments = [run for pair in zip(heads, tails, strict=True) for run in pair]
         elif slot == "s":
-            segments = [
-                (home, mine) for (home, _), mine in zip(segments, deal(segments, n, r), strict=True)
-            ]
+            segments = deal(segments, n, r)
         else:
-            segments = [(None, parts([u for _, units in segments for u in units], n)[r])]
+            segments = [(0, parts([u for _, units in segments for u in units], n)[r])]
     return [row for _, units in segments for unit in units for row in unit]
 
 
 def deal(segments, n, r):
-    """This rank's run of each segment; spare units go round from where the last ones ended."""
+    """This part's run of each segment; spare units go round from where the last ones ended."""
     mine, turn = [], 0
-    for _, units in segments:
+    for i, units in segments:
         base, spare = divmod(len(units), n)
         shares = [base] * n
-        for i in range(spare):
-            shares[(turn + i) % n] += 1
+        for k in range(spare):
+            shares[(turn + k) % n] += 1
         turn = (turn + spare) % n
         begin = sum(shares[:r])
-        mine.append(units[begin : begin + shares[r]])
+        mine.append((i, units[begin : begin + shares[r]]))
     return mine
 
 
+def balanced(segments, n, r):
+    """The longest segment first, each to the rank that has least (then fewest) so far."""
+    loads, mine = [(0, 0, rank) for rank in range(n)], set()
+    for i, units in sorted(segments, key=lambda segment: -len(segment[1])):
+        load, number, rank = min(loads)
+        loads[rank] = (load + len(units), number + 1, rank)
+        if rank == r:
+            mine.add(i)
+    return [segment for segment in segments if segment[0] in mine]
+
+
 def rows_of_fused(dim, size, mesh, place):
-    heads, width = size.lengths
-    held = [[h * width + d for d in range(width)] for h in range(heads)]
-    for slot, axis, _ in dim.cuts:
-        if slot == "h":
-            held = torch_chunk(held, mesh[axis], place[axis])
-    flat = [row for head in held for row in head]
-    for slot, axis, _ in dim.cuts:
+    held = [list(range(length)) for length in size.lengths]
+    flat = None
+    for slot, axes, _ in dim.cuts:
+        n, r = ranks_along(axes, mesh), place_along(axes, mesh, place)
         if slot == "all":
-            flat = torch_chunk(flat, mesh[axis], place[axis])
-    return flat
+            flat = torch_chunk(flattened(held, size) if flat is None else flat, n, r)
+        else:
+            i = NAMES["fused"].index(slot)
+            held[i] = torch_chunk(held[i], n, r)
+    return flattened(held, size) if flat is None else flat
+
+
+def flattened(held, size):
+    return [h * size.lengths[1] + d for h in held[0] for d in held[1]]
 
 
 ROWS = {"plain": rows_of_plain, "pack": rows_of_pack, "fused": rows_of_fused}
@@ -227,7 +314,7 @@ def draw(seed, key, shape):
 
 
 def axes_of(spec):
-    return {*spec.pending, *(cut.axis for dim in spec.dims for cut in dim.cuts)}
+    return {*spec.pending, *(a for dim in spec.dims for cut in dim.cuts for a in cut.axes)}
 
 
 def input_of(case, mesh, rank):
@@ -280,61 +367,3 @@ def gradient_faults(case, mesh, gradients):
             if not np.array_equal(summed(case, case.src, mesh, gradients, fixed), right):
                 faults.append(fixed)
     return faults
-
-
-# ---------------------------------------------------------------- which step it must be
-
-
-def steps_of(src, dst, mesh):
-    """The one-step programs between two specs, the preferred one first; none: several steps.
-
-    ``()`` is the empty program; a step is (name, axes, dims).
-    """
-    big = {axis for axis, n in mesh.items() if n > 1}
-    before, after = (
-        [tuple(c for c in d.cuts if c.axis in big) for d in s.dims] for s in (src, dst)
-    )
-    gone = [a for a in src.pending if a not in dst.pending and a in big]
-    differ = [i for i, cuts in enumerate(before) if cuts != after[i]]
-    if not differ and not gone:
-        return [()]
-    found = []
-    for axis in sorted(big):
-        lost = [
-            i
-            for i in differ
-            if before[i] and before[i][-1].axis == axis and before[i][:-1] == after[i]
-        ]
-        won = [
-            i
-            for i in differ
-            if after[i] and after[i][-1].axis == axis and after[i][:-1] == before[i]
-        ]
-        if lost == differ and len(lost) == 1 and not gone:
-            found.append(("AllGather", (axis,), tuple(lost)))
-        if won == differ and len(won) == 1 and gone == [axis]:
-            found.append(("ReduceScatter", (axis,), tuple(won)))
-        if len(lost) == len(won) == 1 and sorted(lost + won) == differ and not gone:
-            found.append(("AllToAll", (axis,), (*lost, *won)))
-        if won == differ and len(won) == 1 and not gone:
-            found.append(("Slice", (axis,), tuple(won)))
-        if gone == [axis] and not differ:
-            found.append(("AllReduce", (axis,), ()))
-    if len(differ) == 1 and not gone and may_exchange(src, before, after, differ[0]):
-        used = {cut.axis for cuts in (before, after) for cut in cuts[differ[0]]}
-        found.append(("Exchange", tuple(a for a in mesh if a in used), tuple(differ)))
-    return found
-
-
-def may_exchange(src, before, after, i):
-    """A packed or ordered split on a side, or two common axes in another order."""
-    cuts = before[i] + after[i]
-    if src.dims[i].kind == "pack" or any(cut.order for cut in cuts):
-        return True
-    orders = [[cut.axis for cut in side[i]] for side in (before, after)]
-    common = set(orders[0]) & set(orders[1])
-    return [a for a in orders[0] if a in common] != [a for a in orders[1] if a in common]
-
-
-def label_of(dim):
-    return {"plain": dim.name, "pack": "(img s)", "fused": "(h d)"}[dim.kind]

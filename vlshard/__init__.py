@@ -11,6 +11,7 @@ from vlshard.mesh import Mesh, MeshShape
 from vlshard.mesh_in_use import use_mesh
 from vlshard.packing import Packing
 from vlshard.plan import BoundPlan, Plan, load_plan
+from vlshard.program import Program
 from vlshard.pytree import pytree
 from vlshard.reshard import reshard
 from vlshard.settings import fsdp, gather, hybrid, replicate, ring, ulysses
@@ -26,7 +27,7 @@ from vlshard.steps import (
     Step,
     ZeroPad,
 )
-from vlshard.transition import Program, transition
+from vlshard.transition import transition
 
 __all__ = [
     "AllGather",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from jaxtyping import Shaped
 from torch import Tensor
@@ -10,14 +10,15 @@ from torch.distributed import ProcessGroup
 
 from vlshard.collectives import all_reduce, move_rows
 from vlshard.errors import LayoutError
-from vlshard.layout import Layout, layout
+from vlshard.layout import Layout
 from vlshard.mesh import Mesh
 from vlshard.packing import Packing
+from vlshard.program import Program
 from vlshard.routes import Route, route
 from vlshard.spec import Name, Spec
 from vlshard.spec import arrow as read_arrow
 from vlshard.steps import Slice, ZeroPad
-from vlshard.transition import Program, transition
+from vlshard.transition import transition
 
 Sizes = Mapping[str, int | Packing]
 Stage = tuple[Route, ProcessGroup | None]
@@ -49,14 +50,20 @@ class Lowered:
         Returns: its part in the layout after, same dtype.
         Raises: LayoutError if the shape is not the one of the layout before.
         """
-        self.check(tuple(x.shape))
+        self.check(x.shape)
         return run_stages(x, self.stages)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """What the layout before gives this rank."""
+        return self.src.local_shape(self.rank)
 
     def check(self, shape: tuple[int, ...]) -> None:
         """The local shape is the one that the layout gives this rank."""
-        want = self.src.local_shape(self.rank)
+        want = self.shape
         if shape == want:
             return
+        shape = tuple(shape)
         spec = self.src.spec
         wrong = [dim.span for dim, a, b in zip(spec.dims, shape, want, strict=False) if a != b]
         headline = f"the tensor of rank {self.rank} has shape {shape}, the layout gives it {want}"
@@ -87,14 +94,13 @@ def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
     Raises: LayoutError if a size is missing or does not fit; PlanError if ranks have to
       communicate and there is no process group.
     """
-    src = layout(program.src, mesh, where=None, **sizes)
-    dst = layout(program.dst, mesh, where=None, **sizes)
+    layouts = program.layouts(mesh, **sizes)
     stages: list[Stage] = []
-    for step in program.steps:
+    for step, src, dst in zip(program.steps, layouts, layouts[1:], strict=False):
         part = route(step, src, dst, mesh.rank)
         quiet = isinstance(step, Slice | ZeroPad)
         stages.append((part, None if quiet else mesh.group(part.axes)))
-    return Lowered(program, src, dst, mesh.rank, tuple(stages))
+    return Lowered(program, layouts[0], layouts[-1], mesh.rank, tuple(stages))
 
 
 def reshard(
@@ -114,17 +120,14 @@ def reshard(
     Returns: this rank's part in the layout on the right, same dtype; the tensor itself where the
       layouts are the same.
     Raises: SpecError if the arrow cannot be read; LayoutError if it does not fit the mesh, the
-      sizes or the tensor, or needs several steps; PlanError if ranks have to communicate and
-      there is no process group.
+      sizes or the tensor; PlanError if ranks have to communicate and there is no process group.
     """
     return bound_program(x, arrow, mesh, sizes)(x)
 
 
 def bound_program(x: Tensor, arrow: str, mesh: Mesh, sizes: Sizes) -> Lowered:
     """The program of an arrow for a tensor and all like it; see ``reshard``."""
-    src, _ = expanded(arrow, x.ndim)
-    filled = {**_even(src, mesh, tuple(x.shape)), **sizes}
-    return _lowered(arrow, x.ndim, _Same(mesh), tuple(filled.items()))
+    return _lowered(arrow, x.shape, _Same(mesh), tuple(sizes.items()))
 
 
 @lru_cache(maxsize=1024)
@@ -152,13 +155,13 @@ class _Same:
 
 @lru_cache(maxsize=1024)
 def _lowered(
-    text: str, ndim: int, same: _Same, sizes: tuple[tuple[str, int | Packing], ...]
+    text: str, shape: tuple[int, ...], same: _Same, items: tuple[tuple[str, int | Packing], ...]
 ) -> Lowered:
-    """The program of an arrow, bound; made once for each mesh and sizes."""
-    named = dict(sizes)
-    src, dst = expanded(text, ndim)
-    program = transition(src, dst, same.mesh, where=None, **named)
-    return lower(program, same.mesh, named)
+    """The program of an arrow, bound; made once for each mesh, local shape and sizes."""
+    src, dst = expanded(text, len(shape))
+    sizes = {**_even(src, same.mesh, shape), **dict(items)}
+    program = transition(src, dst, same.mesh, where=None, **sizes)
+    return lower(program, same.mesh, sizes)
 
 
 def _even(src: Spec, mesh: Mesh, shape: tuple[int, ...]) -> dict[str, int]:

@@ -103,7 +103,8 @@ def _all_to_all(axis: str, dims: tuple[int, int], src: Layout, dst: Layout, rank
 
 def _rows(layout: Layout, rank: int, dim: int) -> IntArray:
     """Global indices of one dim that a rank holds, in local order; not to be written to."""
-    return _held(layout.bound[dim], tuple(layout.mesh.coords(rank).items()))
+    bound, places = layout.bound[dim], layout.mesh.coords(rank)
+    return _held(bound, tuple((axis, places[axis]) for axis in bound.axes))
 
 
 @lru_cache(maxsize=256)

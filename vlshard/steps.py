@@ -1,8 +1,9 @@
 """The steps that programs are made of: a closed union of frozen dataclasses.
 
-Dims are written as in the spec, without splits: ``s``, ``(img s)``. Each step's backward is fixed
-by its forward: a value replicated over an axis has a gradient that is partial over it, a partial
-value a replicated one, a split value a split one.
+Dims are written as in the spec, without splits: ``s``, ``(img s)``; axes too, joined ones in
+brackets: ``cp``, ``cp.0``, ``(dp cp)``. Each step's backward is fixed by its forward: a value
+replicated over an axis has a gradient that is partial over it, a partial value a replicated one, a
+split value a split one.
 """
 
 from dataclasses import dataclass

@@ -1,82 +1,23 @@
-"""From one layout to another: the program of steps that moves a tensor there."""
+"""From one layout to another: the cheapest program of steps that moves a tensor there."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import lru_cache
 
-from vlshard.errors import LayoutError, Span
-from vlshard.layout import Binder, layout
+from vlshard.binding import Binder, packing_of
+from vlshard.dim_space import Kind
+from vlshard.errors import LayoutError
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing
-from vlshard.routes import route, traffic
-from vlshard.spec import Dim, Group, Name, Spec, arrow, label
-from vlshard.steps import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Exchange,
-    ReduceScatter,
-    Slice,
-    Step,
-    dual,
-)
+from vlshard.program import Program, Traffic
+from vlshard.program_space import KnownDim, ProgramSpace
+from vlshard.search import cheapest
+from vlshard.spec import Dim, Dots, Group, Int, Name, Spec, arrow
+from vlshard.states import State, read_state, write_spec
+from vlshard.steps import Step
 
+__all__ = ["Program", "Traffic", "transition"]
 
-class Traffic(NamedTuple):
-    """Bytes that one rank sends to others."""
-
-    forward: int
-    backward: int
-
-
-@dataclass(frozen=True)
-class Program:
-    """Steps from one layout to another; printable, no tensors.
-
-    Attributes:
-      src: layout before.
-      dst: layout after.
-      mesh: the mesh that both are on.
-      steps: what to do, in order; nothing where the layouts are the same.
-    """
-
-    src: Spec
-    dst: Spec
-    mesh: MeshShape
-    steps: tuple[Step, ...]
-
-    def bytes_sent(self, *, rank: int = 0, itemsize: int = 4, **sizes: int | Packing) -> Traffic:
-        """Bytes that a rank sends, exactly.
-
-        Args:
-          rank: a global rank of the mesh.
-          itemsize: bytes of one element.
-          sizes: global size or packing of each dim, by name.
-        Returns: bytes forward and backward; an all-reduce of n ranks counts as 2(n-1)/n of the
-          tensor, rounded up.
-        Raises: LayoutError if a size is missing or does not fit.
-        """
-        src, dst = (layout(side, self.mesh, where=None, **sizes) for side in (self.src, self.dst))
-        counts = [traffic(route(step, src, dst, rank), src, dst, rank) for step in self.steps]
-        return Traffic(*(itemsize * sum(count[way] for count in counts) for way in (0, 1)))
-
-    def describe(self, *, itemsize: int = 4, **sizes: int | Packing) -> str:
-        """The program as text, with the bytes that each rank sends.
-
-        Args:
-          itemsize: bytes of one element.
-          sizes: global size or packing of each dim, by name.
-        Returns: the lines of ``str``, and one with the largest number of bytes of any rank.
-        Raises: LayoutError if a size is missing or does not fit.
-        """
-        ranks = range(self.mesh.size)
-        counts = [self.bytes_sent(rank=rank, itemsize=itemsize, **sizes) for rank in ranks]
-        forward, backward = (max(count[way] for count in counts) for way in (0, 1))
-        return f"{self}\n  a rank sends at most {forward:,} bytes, in backward {backward:,}"
-
-    def __str__(self) -> str:
-        lines = [f"{self.src} -> {self.dst}  on {self.mesh}"]
-        lines += [f"  {step}; backward {dual(step)}" for step in self.steps]
-        return "\n".join(lines if self.steps else [*lines, "  nothing to do"])
+Items = tuple[tuple[str, int | Packing], ...]
 
 
 def transition(
@@ -88,159 +29,84 @@ def transition(
     where: str | None = None,
     **sizes: int | Packing,
 ) -> Program:
-    """The cheapest program between two layouts of one tensor; of one step at most, for now.
+    """The cheapest program between two layouts of one tensor.
 
-    Steps cost the bytes that the busiest rank sends. Which of the steps other than an exchange
-    can serve follows from what changes, so at most one can; an exchange never sends less than a
-    gather or a slice that serves, and on a tie it comes last.
+    Steps cost the bytes that the busiest rank sends, at symbolic even sizes: ``program_space`` says
+    which steps there are and what they cost, ``search`` which of several programs is preferred.
+    The sizes of plain and fused dims do not matter, so one program serves all of them.
 
     Args:
       src: layout before.
       dst: layout after, of the same dims.
       mesh: sizes of the axes; those of size 1 cost nothing.
       where: the place that the layouts belong to, for messages.
-      sizes: sizes, where known; a bracket whose first name has an integer size is fused, not
-        packed.
-    Returns: the program.
+      sizes: sizes, where known. A bracket whose first name has an integer size is fused; one of
+        two names is packed if the first has a Packing, by which exchanges are then counted, or no
+        size.
+    Returns: the program; equal arguments may give the same object.
     Raises: SpecError if the dims differ or a sum is pending on the right alone; LayoutError if a
-      side does not fit the mesh or one step does not do.
+      side does not fit the mesh or its Packing.
     """
+    texts = tuple(side if isinstance(side, str) else side.text for side in (src, dst))
+    return _planned(src, dst, texts, mesh.shape, where, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=1024)
+def _planned(
+    src: str | Spec,
+    dst: str | Spec,
+    _texts: tuple[str, ...],
+    mesh: MeshShape,
+    where: str | None,
+    items: Items,
+) -> Program:
+    """The program of some arguments; texts are told apart since messages show them."""
     if isinstance(src, Spec) and isinstance(dst, Spec) and "->" in src.text == dst.text:
         sides = src, dst
     else:
         sides = arrow(f"{str(src).strip()} -> {str(dst).strip()}")
+    sizes = dict(items)
     for side in sides:
-        Binder(side, mesh.shape, where).check_axes()
-    changes = Changes.between(*sides, mesh)
-    steps = _steps(changes, mesh, {name for name, size in sizes.items() if isinstance(size, int)})
-    if steps is None:
-        raise LayoutError(
-            "this needs several steps, which is not available yet",
-            text=sides[0].text,
-            spans=changes.spans,
-            where=where,
-            notes=["one step gathers, slices, sums, moves one split or exchanges rows of one dim"],
-        )
-    return Program(*sides, mesh, steps)
+        binder = Binder(side, mesh, where)
+        binder.check_axes()
+        for dim in side.dims:
+            if packing_of(dim, sizes):
+                binder.dim(dim, sizes)
+    _check_sums(*sides, mesh, where)
+    dims = tuple(_known(dim, sizes) for dim in sides[0].dims)
+    before, after = (read_state(side, mesh) for side in sides)
+    steps, states = _found(dims, before, after, mesh)
+    between = tuple(write_spec(state, sides[0], mesh) for state in states)
+    return Program(*sides, mesh, steps, between)
 
 
-class Cut(NamedTuple):
-    """A split of a dim: of which part of it, over which axis, in which order."""
-
-    part: tuple[int, ...]
-    axis: str
-    order: str | None
-
-
-class Change(NamedTuple):
-    """A dim and its splits before and after, as they apply."""
-
-    dim: Dim
-    before: tuple[Cut, ...]
-    after: tuple[Cut, ...]
-
-    @property
-    def name(self) -> str:
-        """The dim as steps name it."""
-        return label(self.dim)
-
-    @property
-    def gathered(self) -> str | None:
-        """The axis of the last split before, if it is the one that is taken away."""
-        return self.before[-1].axis if self.before[:-1] == self.after else None
-
-    @property
-    def sliced(self) -> str | None:
-        """The axis of the last split after, if it is the one that is added."""
-        return self.after[-1].axis if self.after[:-1] == self.before else None
+@lru_cache(maxsize=1024)
+def _found(
+    dims: tuple[KnownDim, ...], src: State, dst: State, mesh: MeshShape
+) -> tuple[tuple[Step, ...], tuple[State, ...]]:
+    """The steps and the states between them; searched once, whatever the sizes."""
+    return cheapest(ProgramSpace(dims, src, dst, mesh))
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What differs between two layouts; axes of size 1 do not count.
-
-    Attributes:
-      dims: the dims whose splits differ.
-      summed: axes over which a sum is pending before alone.
-      spans: the characters of all that.
-    """
-
-    dims: tuple[Change, ...]
-    summed: tuple[str, ...]
-    spans: tuple[Span, ...]
-
-    @classmethod
-    def between(cls, src: Spec, dst: Spec, mesh: MeshShape) -> "Changes":
-        """Compare two specs of the same dims."""
-        changes: list[Change] = []
-        spans: list[Span] = []
-        for before, after in zip(src.dims, dst.dims, strict=True):
-            change = Change(before, _cuts(before, mesh), _cuts(after, mesh))
-            if change.before != change.after:
-                changes.append(change)
-                spans += [before.span, after.span]
-        gone = [axis for axis in src.pending if axis not in dst.pending]
-        gone = [axis for axis in gone if mesh.span((str(axis),)) > 1]
-        spans += [axis.span for axis in gone]
-        return cls(tuple(changes), tuple(map(str, gone)), tuple(spans))
+def _known(dim: Dim, sizes: Mapping[str, int | Packing]) -> KnownDim:
+    """How a dim is made; a bracket of two names without a size counts as the pack it may be."""
+    match dim:
+        case Name():
+            return KnownDim(dim, Kind.PLAIN)
+        case Group((Name() as first, Name())) if not isinstance(sizes.get(first.name), int):
+            return KnownDim(dim, Kind.PACKED, packing_of(dim, sizes))
+        case Group():
+            return KnownDim(dim, Kind.FUSED)
+        case Int() | Dots():
+            return KnownDim(dim, Kind.FIXED)
 
 
-def _cuts(dim: Dim, mesh: MeshShape, part: tuple[int, ...] = ()) -> tuple[Cut, ...]:
-    """The splits of a dim over more than one rank, in the order in which they apply."""
-    if not isinstance(dim, Name | Group):
-        return ()
-    items = dim.items if isinstance(dim, Group) else ()
-    inner = [cut for i, item in enumerate(items) for cut in _cuts(item, mesh, (*part, i))]
-    own: list[Cut] = []
-    for split in dim.splits:
-        parts = [p for axis in split.axes for p in mesh.axis_parts(axis) if mesh.parts[p] > 1]
-        if parts:
-            own.append(Cut(part, mesh.text(parts), split.order))
-    return (*inner, *own)
-
-
-def _steps(changes: Changes, mesh: MeshShape, fused: set[str]) -> tuple[Step, ...] | None:
-    """No step, or one; None if one does not do."""
-    match changes.dims, changes.summed:
-        case (), ():
-            return ()
-        case (), (axis,):
-            return (AllReduce(axis),)
-        case (change,), (axis,) if change.sliced == axis:
-            return (ReduceScatter(axis, change.name),)
-        case (change,), ():
-            return _along(change, mesh, fused)
-        case (first, second), ():
-            return _between(first, second) or _between(second, first)
-        case _:
-            return None
-
-
-def _along(change: Change, mesh: MeshShape, fused: set[str]) -> tuple[Step, ...] | None:
-    """The step that changes the splits of one dim."""
-    if axis := change.gathered:
-        return (AllGather(axis, change.name),)
-    if axis := change.sliced:
-        return (Slice(axis, change.name),)
-    before, after = ([cut.axis for cut in cuts] for cuts in (change.before, change.after))
-    reordered = [a for a in before if a in after] != [a for a in after if a in before]
-    ordered = any(cut.order for cut in (*change.before, *change.after))
-    if not (reordered or ordered or _packed(change.dim, fused)):
-        return None
-    used = {part for axis in (*before, *after) for part in mesh.read(axis)}
-    return (Exchange(tuple(part for part in mesh.parts if part in used), change.name),)
-
-
-def _between(src: Change, dst: Change) -> tuple[Step, ...] | None:
-    """The step that takes the last split off one dim and puts it last on another."""
-    axis = src.gathered
-    return (AllToAll(axis, src.name, dst.name),) if axis and axis == dst.sliced else None
-
-
-def _packed(dim: Dim, fused: set[str]) -> bool:
-    """Whether a dim is a pack, or a bracket that may be one."""
-    return (
-        isinstance(dim, Group)
-        and isinstance(dim.items[0], Name)
-        and (dim.items[0].name not in fused)
-    )
+def _check_sums(src: Spec, dst: Spec, mesh: MeshShape, where: str | None) -> None:
+    """What is pending on the right is pending on the left, part by part."""
+    before = {part for axis in src.pending for part in mesh.axis_parts(axis)}
+    missing = [axis for axis in dst.pending if not {*mesh.axis_parts(axis)} <= before]
+    if missing:
+        names = " ".join(map(str, missing))
+        headline = f"a sum over {names} is pending on the right but not on the left"
+        spans = [axis.span for axis in missing]
+        raise LayoutError(headline, text=dst.text, spans=spans, where=where)

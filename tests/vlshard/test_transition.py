@@ -3,6 +3,7 @@ import pytest
 from vlshard.errors import LayoutError, SpecError
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing
+from vlshard.program import Traffic
 from vlshard.spec import arrow
 from vlshard.steps import (
     AllGather,
@@ -14,7 +15,7 @@ from vlshard.steps import (
     ZeroPad,
     dual,
 )
-from vlshard.transition import Traffic, transition
+from vlshard.transition import transition
 
 MESH = MeshShape(dp=2, cp=4)
 PACK = "(img s)"
@@ -44,7 +45,7 @@ PACK = "(img s)"
         ("(img@dp.home s) h@cp d", "(img@dp.home s)@cp h d", (AllToAll("cp", "h", PACK),)),
         ("(img@dp.home s)@cp c", "(img@dp.home s) c", (AllGather("cp", PACK),)),
         ("(img@dp.home s)@cp c", "(img s)@cp c", (Exchange(("dp", "cp"), PACK),)),
-        ("(img@dp.home s)@cp c", "(img@dp.home s@cp) c", (Exchange(("dp", "cp"), PACK),)),
+        ("(img@dp.home s)@cp c", "(img@dp.home s@cp) c", (Exchange(("cp",), PACK),)),
         ("(img s) c + cp", "(img@cp s) c", (ReduceScatter("cp", PACK),)),
     ],
 )
@@ -64,31 +65,66 @@ def test_transition_takes_the_sides_of_an_arrow():
     assert transition(*arrow("t@cp -> t"), MESH) == transition("t@cp", "t", MESH)
 
 
-def test_a_fused_dim_is_not_exchanged_once_its_sizes_are_known():
-    sides = "(h@dp d)@cp m", "(h d)@cp m"
-    assert transition(*sides, MESH).steps == (Exchange(("dp", "cp"), "(h d)"),)
-    with pytest.raises(LayoutError, match="several steps"):
-        transition(*sides, MESH, h=8, d=4)
+@pytest.mark.parametrize(
+    ("src", "dst", "steps"),
+    [
+        # Each moves once, the one that is in the way first: 3/32 + 1/16 of the tensor.
+        ("b@dp s@cp h", "b s@dp h@cp", (AllToAll("cp", "s", "h"), AllToAll("dp", "b", "s"))),
+        # The smaller gather first: 3/8 + 1/2; the other way round it is 1/8 + 3/4, as much.
+        ("a@dp b@cp", "a b", (AllGather("dp", "a"), AllGather("cp", "b"))),
+        # Sums first, while they are small; both in one: 2 * 7/8 is less than 2 * (1/2 + 3/4).
+        ("a b@cp + dp", "a b", (AllReduce("dp"), AllGather("cp", "b"))),
+        ("a b + dp cp", "a b", (AllReduce("(dp cp)"),)),
+        ("a b + dp cp", "a@dp b + cp", (ReduceScatter("dp", "a"),)),
+        ("a b + dp cp", "a@dp@cp b", (ReduceScatter("dp", "a"), ReduceScatter("cp", "a"))),
+        ("a b + dp cp", "a@(dp cp) b", (ReduceScatter("(dp cp)", "a"),)),
+        ("a@(dp cp) b", "a b@(dp cp)", (AllToAll("(dp cp)", "a", "b"),)),
+        ("a@(dp cp) b", "a b", (AllGather("(dp cp)", "a"),)),
+        ("a@cp b", "a@dp b@cp", (AllToAll("cp", "a", "b"), Slice("dp", "a"))),
+        # Cut first, so that less is sent: on another dim, since its place is taken.
+        ("a@cp b c", "a b@cp c@dp", (Slice("dp", "c"), AllToAll("cp", "a", "b"))),
+    ],
+)
+def test_transition_finds_the_cheapest_steps(src, dst, steps):
+    assert transition(src, dst, MESH).steps == steps
+
+
+def test_transition_keeps_the_layouts_between():
+    program = transition("b@dp s@cp h d", "b s@dp h@cp d", MESH)
+    assert list(map(str, program.between)) == ["b@dp s h@cp d"]
+    assert list(map(str, program.specs)) == ["b@dp s@cp h d", "b@dp s h@cp d", "b s@dp h@cp d"]
 
 
 @pytest.mark.parametrize(
-    ("src", "dst", "carets"),
+    ("src", "dst", "steps"),
     [
-        ("a@dp b@cp", "a b", "^^^^ ^^^^    ^ ^"),
-        ("a@dp@cp", "a@cp", "^^^^^^^    ^^^^"),
-        ("a@dp b@cp", "a@cp b@dp", "^^^^ ^^^^    ^^^^ ^^^^"),
-        ("a b + dp cp", "a b", "      ^^ ^^"),
-        ("a b@cp + dp", "a b", "  ^^^^   ^^      ^"),
+        ("s@cp h", "s@cp.0 h@cp.1", (Exchange(("cp",), "s"), AllToAll("cp.1", "s", "h"))),
+        ("s@cp.0@cp.1 h", "s@cp.0 h@cp.1", (AllToAll("cp.1", "s", "h"),)),
+        ("s@cp h", "s h", (AllGather("cp", "s"),)),
+        ("s h + cp", "s h + cp.1", (AllReduce("cp.0"),)),
+        ("s h + cp tp", "s@(tp cp) h", (ReduceScatter("(tp cp)", "s"),)),
     ],
 )
-def test_transition_points_at_what_needs_several_steps(src, dst, carets):
-    with pytest.raises(LayoutError) as error:
-        transition(src, dst, MESH, where="plans/long.py:41 text.q")
-    headline, text, marks, note = str(error.value).split("\n")
-    lead = "  plans/long.py:41 text.q: "
-    assert headline == "this needs several steps, which is not available yet"
-    assert (text, marks) == (f"{lead}{src} -> {dst}", " " * len(lead) + carets)
-    assert note == "  one step gathers, slices, sums, moves one split or exchanges rows of one dim"
+def test_axes_in_parts(src, dst, steps):
+    if src.endswith("+ cp"):
+        src = "s h + cp.0 cp.1"
+    assert transition(src, dst, MeshShape(cp=(2, 4), tp=2)).steps == steps
+
+
+def test_a_bracket_is_fused_once_its_size_is_known():
+    sides = "(h@dp d@cp) m", "(h d@cp) m"
+    assert transition(*sides, MESH).steps == (Exchange(("dp", "cp"), "(h d)"),)
+    assert transition(*sides, MESH, h=8, d=4).steps == (AllGather("dp", "(h d)"),)
+    assert transition("(3 h@dp d) m", "(3 h d) m", MESH).steps == (AllGather("dp", "(3 h d)"),)
+
+
+def test_the_packing_decides_where_segments_are_dealt():
+    sides = "(img@cp.balance s) c", "(img@cp s) c"
+    even, odd = Packing([4] * 8), Packing([40, 4, 4, 4])
+    sent = [
+        transition(*sides, MESH, img=pack).bytes_sent(img=pack, c=1, rank=1) for pack in (even, odd)
+    ]
+    assert sent == [Traffic(32, 32), Traffic(0, 0)]
 
 
 def test_transition_points_at_an_unknown_axis_in_the_arrow():
@@ -141,15 +177,28 @@ def test_gather_of_a_pack_sends_no_more_than_an_exchange():
     assert [reordered.bytes_sent(rank=r, **pack).forward for r in range(4)] == [0, 48, 48, 48]
 
 
-def test_program_prints():
-    program = transition("(img@dp.home s)@cp h d", "(img@dp.home s) h@cp d", MESH)
-    pack = Packing([8, 4, 4], 4, [0, 1, 1])
-    assert program.describe(img=pack, h=8, d=2) == (
-        "(img@dp.home s)@cp h d -> (img@dp.home s) h@cp d  on dp=2 cp=4\n"
-        "  AllToAll (img s) -> h over cp; backward AllToAll h -> (img s) over cp\n"
-        "  a rank sends at most 192 bytes, in backward 128"
+def test_program_prints_its_steps():
+    assert str(transition("t@cp", "t@cp", MESH)) == "t@cp -> t@cp  on dp=2 cp=4\n  nothing to do"
+    assert str(transition("t@cp h", "t h@cp", MESH)) == (
+        "t@cp h -> t h@cp  on dp=2 cp=4\n"
+        "  AllToAll t -> h over cp  backward AllToAll h -> t over cp"
     )
-    assert str(transition("t@cp", "t@cp", MESH)) == ("t@cp -> t@cp  on dp=2 cp=4\n  nothing to do")
+    assert str(transition("b@dp s@cp h", "b s@dp h@cp", MESH)) == (
+        "b@dp s@cp h -> b s@dp h@cp  on dp=2 cp=4\n"
+        "  AllToAll s -> h over cp  -> b@dp s h@cp  backward AllToAll h -> s over cp\n"
+        "  AllToAll b -> s over dp  -> b s@dp h@cp  backward AllToAll s -> b over dp"
+    )
+
+
+def test_program_prints_what_it_sends():
+    program = transition("b@dp s@cp h", "b s@dp h@cp", MESH)
+    assert program.describe(b=8, s=64, h=8) == (
+        "b@dp s@cp h -> b s@dp h@cp  on dp=2 cp=4\n"
+        "  forward                  layout       bytes  backward                 bytes\n"
+        "  AllToAll s -> h over cp  b@dp s h@cp  1,536  AllToAll h -> s over cp  1,536\n"
+        "  AllToAll b -> s over dp  b s@dp h@cp  1,024  AllToAll s -> b over dp  1,024\n"
+        "  a rank sends at most 2,560 bytes, in backward 2,560"
+    )
 
 
 @pytest.mark.parametrize(
