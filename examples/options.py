@@ -35,6 +35,8 @@ class Settings:
     save: Path | None = None
     plot: Path | None = None
     device: str | None = None
+    measure_cost: bool = False
+    show_deal: bool = False
 
     @classmethod
     def from_command_line(cls, arguments: Sequence[str] | None = None) -> Self:
@@ -110,5 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--metrics", type=Path, help="write one JSON object a step to this file")
     add("--save", type=Path, help="export a Hugging Face folder at the end")
     add("--plot", type=Path, help="draw loss and gradient norm into this picture")
+    add(
+        "--measure-cost",
+        action="store_true",
+        help="deal images by what a frame costs on rank 0, measured at the start",
+    )
+    add("--show-deal", action="store_true", help="print who gets which images of the first step")
     add("--device", choices=("cpu", "cuda", "npu"), help="default: cuda if there is any, else cpu")
     return parser

@@ -8,7 +8,7 @@ import fnmatch
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from model.images import ImageReader
 from model.init import fill
 from model.inputs import ModelInputs
 from model.loader import DATA_ERRORS, Batch, Loader, Reading
+from model.measure import measure_cost
 from model.modules import Qwen3VLMoe, refuse_expert_widths
 from model.rows import RowFile
 from vlshard.adapt import shard_model
@@ -61,7 +62,7 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     Returns: the exit status, the same on every rank.
     Raises: AgreedError on every rank for whatever is wrong with what the user gave.
     """
-    job = prepare(settings)
+    job = prepare(settings, device)
     trainer = Trainer(settings, build_model(settings, job, device), device)
     tell_sizes(trainer.model, settings)
     group = dist.new_group(backend="gloo")
@@ -71,6 +72,8 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     ):
         start = time.perf_counter()
         for batch in batches:
+            if settings.show_deal and batch.step == 1 and dist.get_rank() == 0:
+                print(*map(job.bound.describe_deal, batch.headers), sep="\n", flush=True)
             loss, norm, stopped = trainer.step(batch, bool(interruption))
             now = time.perf_counter()
             if log:
@@ -104,8 +107,8 @@ class Job:
     reading: Reading
 
 
-def prepare(settings: Settings) -> Job:
-    """Read and check everything but the weights; nothing is allocated yet."""
+def prepare(settings: Settings, device: torch.device) -> Job:
+    """Read and check everything but the weights; nothing of the model is allocated yet."""
     with together(*KNOWN_ERRORS):
         config = load_config(settings.model)
         plan = load_plan(settings.plan, dist.get_world_size())
@@ -114,6 +117,8 @@ def prepare(settings: Settings) -> Job:
         if has_weights(settings.model):
             check_checkpoint(settings.model, config, settings.expert_layout)
         prepare_outputs(settings)
+    if settings.measure_cost:
+        plan = replace(plan, cost=measured_cost(config, settings, device))
     with together(*KNOWN_ERRORS):
         bound = plan.bind(config, dist.get_world_size())
     reading = Reading(
@@ -125,6 +130,16 @@ def prepare(settings: Settings) -> Job:
         shuffle=settings.shuffle,
     )
     return Job(config, bound, rows, images, reading)
+
+
+def measured_cost(config: Config, settings: Settings, device: torch.device) -> tuple[float, float]:
+    """What a frame costs on rank 0; every rank calls it and all get the same numbers."""
+    mine = None
+    if dist.get_rank() == 0:
+        mine = measure_cost(config, device, DTYPES[settings.dtype])
+        print(f"a frame of n patches costs {mine[0]:.3g} n^2 + {mine[1]:.3g} n seconds", flush=True)
+    a, b = agree(mine)[0]
+    return a, b
 
 
 def prepare_outputs(settings: Settings) -> None:

@@ -113,6 +113,11 @@ class Batch:
     text_rows: tuple[int, ...]
 
     @property
+    def headers(self) -> tuple[StepHeader, ...]:
+        """Headers of the micro-batches."""
+        return tuple(part.header for part in self.parts)
+
+    @property
     def tokens(self) -> int:
         """Tokens of all ranks, without padding."""
         return sum(sample.tokens for part in self.parts for sample in part.header.samples)

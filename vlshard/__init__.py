@@ -1,6 +1,7 @@
 """Typed shard specs: write down where a tensor lives, and let a planner move it."""
 
 from vlshard.adapt import shard_model
+from vlshard.advise import Advice, advise_patches
 from vlshard.boundaries import Boundaries, Pending, local_boundaries
 from vlshard.bridges import from_dtensor, to_dtensor
 from vlshard.errors import LayoutError, PlanError, ShardError, SpecError
@@ -30,6 +31,7 @@ from vlshard.steps import (
 from vlshard.transition import transition
 
 __all__ = [
+    "Advice",
     "AllGather",
     "AllReduce",
     "AllToAll",
@@ -56,6 +58,7 @@ __all__ = [
     "Step",
     "StepHeader",
     "ZeroPad",
+    "advise_patches",
     "from_dtensor",
     "fsdp",
     "gather",

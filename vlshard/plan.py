@@ -260,6 +260,27 @@ class BoundPlan:
         """Positions for which every sample has room; a pack needs no padding."""
         return max(-(-header.longest // self.divisor), 1) * self.divisor
 
+    def describe_deal(self, header: StepHeader) -> str:
+        """Who gets which patches of a micro-batch, and how evenly, beside leaving them at home.
+
+        Args:
+          header: the micro-batch, the same on every rank.
+        Returns: one line per rank, and the largest load over the mean before and after.
+        """
+        dealt = self.layouts(header).patches
+        read = "@" + self.mesh.text(self.data_axes) + ".home" if self.data_axes else ""
+        home = layout(f"(img{read} s) c", self.mesh, where=None, **dealt.sizes)
+        rows, costs = dealt.loads(), dealt.loads(by="cost")
+        share = costs / max(costs.sum(), 1e-300) * self.mesh.size
+        lines = [f"{len(header.segments)} frames, {sum(header.segments):,} patches"]
+        lines += [
+            f"  rank {rank}: {int(rows[rank]):,} patches, {share[rank]:.2f} of the mean cost"
+            for rank in range(self.mesh.size)
+        ]
+        before, after = (where.imbalance(by="cost") for where in (home, dealt))
+        lines.append(f"  largest cost over mean {after:.2f}; where they are read {before:.2f}")
+        return "\n".join(lines)
+
     def share(self, header: StepHeader, rank: int) -> Share:
         """What a rank holds of a micro-batch; no ranks need to run."""
         return self._share(header, self.layouts(header), rank)

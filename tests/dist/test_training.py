@@ -1,6 +1,7 @@
 """Several optimizer steps under plans: ranks without images, text-only steps, storage, replicas."""
 
 from functools import cache
+from math import prod
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from model.config import Config
 from tests.batches import Builder, batches
 from tests.tiny import tiny_config
 from tests.training import Run, full, gradient_faults
+from vlshard import MeshShape, layout
 
 SEED = 7
 PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
@@ -69,21 +71,23 @@ def plan(world):
     )
 """
 DP4 = ("dp=4", "dp", "(img@dp.home s) c", "b@dp.home s m", "")
-DP22 = ("dpo=2, dpi=2", "dpo dpi", "(img@dpo.home@dpi s) c", "b@dpo.home@dpi s m", "")
+DP22 = ("dp=(2, 2)", "dp", "(img@dp.home s) c", "b@dp.home s m", "")
 CP_MODES = '"vision": gather("cp"), "text": gather("cp")'
 DP2CP2 = ("dp=2, cp=2", "dp cp", "(img@dp.home s)@cp c", "b@dp.home s@cp.zigzag m", CP_MODES)
 CP4 = ("dp=1, cp=4", "dp cp", "(img@dp.home s)@cp c", "b@dp.home s@cp.zigzag m", CP_MODES)
+CP22 = ("cp=(2, 2)", "cp", "(img s)@cp c", "b s@cp.zigzag m", CP_MODES)
 
 # Over how many ranks the vision tower is sharded, and what the decoder does with the same ranks.
-# Two of four needs an axis of size 2, so four decoder ranks are then named as two times two.
+# Two of four needs a part of size 2, so that axis of four ranks is split.
 STORAGES = {
     "1, dp4": (*DP4, "replicate()"),
-    "2, dp4": (*DP22, 'fsdp("dpi", replicate="dpo")'),
+    "2, dp4": (*DP22, 'fsdp("dp.1", replicate="dp.0")'),
     "4, dp4": (*DP4, 'fsdp("dp")'),
     "1, dp2 cp2": (*DP2CP2, "replicate()"),
     "2, dp2 cp2": (*DP2CP2, 'fsdp(shard="cp", replicate="dp")'),
     "4, dp2 cp2": (*DP2CP2, 'fsdp("dp cp")'),
     "1, cp4": (*CP4, "replicate()"),
+    "2, cp4": (*CP22, 'fsdp("cp.1")'),
     "4, cp4": (*CP4, 'fsdp("cp")'),
 }
 
@@ -136,15 +140,28 @@ def test_vision_storage_is_free_of_the_decoder(storage, ranks, tmp_path):
     results = ranks(4).run(store, str(path), tiny_config().raw)
     expected = stored_in_one_process()
     shapes = tiny_config().parameter_shapes()
-    total = sum(torch.Size(shape).numel() for name, shape in shapes.items() if ".visual." in name)
-    for outcome, same, elements, found_shapes, local_q in results:
+    visual = [shape for name, shape in shapes.items() if ".visual." in name]
+    parts = MeshShape(x=int(storage[0]))
+    stored = [
+        sum(prod(layout(f"a@x {dims_of(shape)}", parts, **sizes_of(shape)).local_shape(place)) for shape in visual)
+        for place in range(parts.size)
+    ]
+    for rank, (outcome, same, elements, found_shapes, local_q) in enumerate(results):
         assert gradient_faults(outcome, expected) == []
         assert outcome.losses == pytest.approx(expected.losses, abs=1e-5)
         assert same
         assert found_shapes == shapes
-        # Shards of uneven dims round up, at most one row of one parameter each.
-        assert total / int(storage[0]) * 0.9 <= elements <= total / int(storage[0]) * 1.1
+        assert elements == stored[rank % parts.size]  # the axes that shard are the innermost
         assert local_q == 64 * 64 // 4
+
+
+def dims_of(shape):
+    """Names for all dims of a parameter but the first."""
+    return " ".join("bcdef"[: len(shape) - 1])
+
+
+def sizes_of(shape):
+    return dict(zip("abcdef", shape, strict=False))
 
 
 def routers(plan, raw):

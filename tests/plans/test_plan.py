@@ -12,9 +12,18 @@ from vlshard.header import SampleFacts, make_headers
 from vlshard.plan import load_plan
 from vlshard.settings import Storage
 
+EVERY_RANK_READS = ("baseline_dp", "vision_dp1", "vision_hsdp")
 PATCHES = "(img@dp.home s)@cp c"
 TOKENS = "b@dp.home s@cp.zigzag m"
-PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
+PLANS = (
+    "baseline_dp",
+    "vision_dp1",
+    "vision_cp_colossal",
+    "vision_cp_ulysses",
+    "vision_dealt",
+    "vision_hsdp",
+    "vision_sample",
+)
 
 
 def make(patches=PATCHES, tokens=TOKENS, **changes) -> Plan:
@@ -219,7 +228,7 @@ def test_text_heads_are_dealt_or_refused(heads, degree):
 @pytest.mark.parametrize("name", PLANS)
 def test_plans_fit_even_worlds(name, world):
     bound = load_plan(f"plans/{name}.py", world).bind(tiny_config(), world)
-    assert bound.data_ranks == (world if "cp" not in name else world // 2)
+    assert bound.data_ranks == (world if name in EVERY_RANK_READS else world // 2)
     assert bound.copies == 1
 
 
@@ -319,6 +328,27 @@ def test_moving_one_at_changes_the_rows_of_each_rank(patches, tmp_path):
     path.write_text(source.replace(PATCHES, patches))
     bound = load_plan(str(path), 4).bind(tiny_config(), 4)
     assert [len(bound.share(HEADER, rank).patches) for rank in range(4)] == ROWS[patches]
+
+
+def test_the_deal_is_told_with_the_imbalance_before_and_after():
+    grids = ((1, 8, 8), (1, 2, 2), (1, 4, 4), (1, 2, 6))
+    facts = [SampleFacts(i, 20, 1, (grid,), (0,)) for i, grid in enumerate(grids)]
+    bound = make(patches="(img@(dp cp).balance s) c", attention={"text": gather("cp")}).bind(
+        tiny_config(), 4
+    )
+    header = make_headers(facts, 2)[0]
+    costs = [64 * n * n + 6912 * n for n in (64, 16, 12, 4)]
+    mean = sum(costs) / 4
+    shares = [f"{cost / mean:.2f}" for cost in costs]
+    lines = bound.describe_deal(header).splitlines()
+    assert lines[0] == "4 frames, 96 patches"
+    assert lines[1:5] == [
+        f"  rank {rank}: {n} patches, {share} of the mean cost"
+        for rank, (n, share) in enumerate(zip((64, 16, 12, 4), shares, strict=True))
+    ]
+    # Read at home: ranks 0 and 1 both hold the frames of 64 and 4, ranks 2 and 3 the others.
+    before = (costs[0] + costs[3]) / (sum(costs) / 2)
+    assert lines[5:] == [f"  largest cost over mean {shares[0]}; where they are read {before:.2f}"]
 
 
 def test_padding_is_rounded_up_to_the_divisor():

@@ -1,0 +1,56 @@
+"""Measures what a frame costs the vision encoder, so that frames can be dealt by it."""
+
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from model.adapters import VisionBlock
+from model.config import Config
+from model.rope import vision_rope
+from vlshard.boundaries import local_boundaries
+
+PATCHES = (256, 1024)
+ROUNDS = 5
+
+
+def measure_cost(
+    config: Config, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[float, float]:
+    """Time one vision block on two frames and solve for the cost of any.
+
+    Times differ from rank to rank, so one rank measures and tells the others.
+
+    Args:
+      config: of the model.
+      device: where the block runs.
+      dtype: of its computation.
+    Returns: (a, b) such that a frame of n patches takes about ``a * n**2 + b * n`` [s], forward and
+      backward; neither is negative.
+    """
+    with torch.device(device):
+        block = VisionBlock(config.vision).to(dtype)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    short, long = PATCHES
+    fast, slow = (_seconds(block, config, count, device, dtype) for count in PATCHES)
+    a = max((slow / long - fast / short) / (long - short), 0.0)
+    return a, max(fast / short - a * short, 0.0)
+
+
+def _seconds(
+    block: VisionBlock, config: Config, count: int, device: torch.device, dtype: torch.dtype
+) -> float:
+    """Median time of a forward and backward pass on one frame; the first round is not counted."""
+    x = torch.randn(count, config.vision.hidden_size, device=device, dtype=dtype)
+    coords = torch.zeros(count, 2, dtype=torch.int64, device=device)
+    rope = vision_rope(coords, width=config.vision.head_dim, theta=config.vision.rope_theta)
+    at, times = local_boundaries([count]), []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        block(x.requires_grad_(), rope, at).float().square().sum().backward()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
