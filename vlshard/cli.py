@@ -13,6 +13,7 @@ from vlshard.given import Segments, complete, read_mesh, read_numbers, read_size
 from vlshard.layout import layout
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing
+from vlshard.picture import MOST_COUNTED
 from vlshard.plan import load_plan
 from vlshard.show import rendered, show
 from vlshard.spec import Spec, arrow, spec
@@ -91,7 +92,10 @@ def _program(
     """The program between two layouts, with the bytes that ranks send."""
     src, dst = sides
     program = transition(src, dst, mesh, where=None, **sizes)
-    return program.describe(itemsize=itemsize, **sizes)
+    if mesh.size <= MOST_COUNTED:
+        return program.describe(itemsize=itemsize, **sizes)
+    forward, backward = program.bytes_sent(itemsize=itemsize, **sizes)
+    return f"{program}\n  rank 0 sends {forward:,} bytes, in backward {backward:,}"
 
 
 def _segments(options: argparse.Namespace) -> Segments:

@@ -13,7 +13,7 @@ from vlshard.spec import splits_in
 
 MOST_HOLDERS = 16
 MOST_RANKS = 4
-MOST_CELLS = 48
+MOST_COUNTED = 1024
 LOADS: tuple[Literal["rows", "cost"], ...] = ("rows", "cost")
 
 
@@ -145,27 +145,20 @@ def runs(pieces: Pieces) -> list[tuple[int, int]]:
 
 
 def notes(picture: Picture) -> list[str]:
-    """What the table does not say."""
-    notes: list[str] = []
+    """What a picture of holders does not say."""
+    found: list[str] = []
+    layout = picture.layout
     for strip in picture.strips:
-        units = strip.size // strip.unit
-        if units > MOST_CELLS:
-            rows = f"{strip.size / MOST_CELLS:,.0f} rows"
-            notes.append(f"{strip.name}: a cell is about {rows}, + is held in part")
-        elif strip.ends:
-            unit = f"{strip.unit} rows" if strip.unit > 1 else "one row"
-            notes.append(f"{strip.name}: a cell is a unit of {unit}, | ends a segment")
-        if strip.ends and not picture.hidden:
-            rows, cost = (picture.layout.imbalance(strip.number, by=by) for by in LOADS)
+        if strip.ends and layout.mesh.size <= MOST_COUNTED:
+            rows, cost = (layout.imbalance(strip.number, by=by) for by in LOADS)
             busiest = f"the busiest rank has {rows:.2f} times the mean of rows, {cost:.2f} of cost"
-            notes.append(f"{strip.name}: {busiest}")
-    if picture.others and picture.layout.mesh.span(picture.others) > 1:
-        axes = " ".join(part for part in picture.others if picture.layout.mesh.parts[part] > 1)
-        notes.append(f"ranks that differ along {axes} alone hold the same indices")
-    if pending := picture.layout.spec.pending:
-        axes = " ".join(map(str, pending))
-        notes.append(f"a sum over {axes} is pending: what they hold are terms of it")
-    return notes
+            found.append(f"{strip.name}: {busiest}")
+    if axes := " ".join(part for part in picture.others if layout.mesh.parts[part] > 1):
+        found.append(f"ranks that differ along {axes} alone hold the same indices")
+    if layout.spec.pending:
+        axes = " ".join(map(str, layout.spec.pending))
+        found.append(f"a sum over {axes} is pending: what they hold are terms of it")
+    return found
 
 
 def _ends(lengths: Sequence[int]) -> tuple[int, ...]:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vlshard.layout import Layout
-from vlshard.picture import MOST_CELLS, Holder, Picture, Strip, heading, notes, runs
+from vlshard.picture import Holder, Picture, Strip, heading, notes, runs
 from vlshard.pieces import Pieces
 
 COLOURS = (34, 33, 32, 35, 36, 31, 94, 92)
 MOST_RUNS = 4
+MOST_CELLS = 48
 
 
 class Mark(NamedTuple):
@@ -50,8 +51,8 @@ def show(layouts: Sequence[Layout], program: str = "") -> list[Line]:
 
 def _layout(picture: Picture) -> list[Line]:
     """A heading, a table, and what the table does not say."""
-    found = notes(picture)
-    rest: list[Line] = [[], *([Mark(note)] for note in found)] if found else []
+    found = [*map(_scale, picture.strips), *notes(picture)]
+    rest: list[Line] = [[], *([Mark(note)] for note in found if note)] if any(found) else []
     return [[Mark(heading(picture.layout))], [], *_table(picture), *rest]
 
 
@@ -123,6 +124,15 @@ def _runs(pieces: Pieces) -> str:
     words = [str(first) if first == last else f"{first}-{last}" for first, last in found]
     more = [f"+{len(words) - MOST_RUNS} more"] if len(words) > MOST_RUNS else []
     return " ".join(words[:MOST_RUNS] + more) or "nothing"
+
+
+def _scale(strip: Strip) -> str:
+    """What a cell of a strip stands for, where that is not one row."""
+    if strip.size > MOST_CELLS * strip.unit:
+        rows = f"{strip.size / MOST_CELLS:,.0f} rows"
+        return f"{strip.name}: a cell is about {rows}, + is held in part"
+    unit = f"{strip.unit} rows" if strip.unit > 1 else "one row"
+    return f"{strip.name}: a cell is a unit of {unit}, | ends a segment" if strip.ends else ""
 
 
 def _width(cell: Line) -> int:

@@ -113,7 +113,8 @@ def draw_layout(canvas: Canvas, picture: Picture) -> None:
         canvas.skip()
     if picture.hidden:
         canvas.line(f"... and {picture.hidden:,} more")
-    for note in notes(picture):
+    ends = [f"{strip.name}: white lines end segments" for strip in picture.strips if strip.ends]
+    for note in (*ends, *notes(picture)):
         canvas.line(note, "small")
 
 

@@ -124,6 +124,12 @@ def test_show_draws_before_program_and_after(capsys):
     assert after.splitlines()[1] == "0      0   ##..  0-1  1 4 2 3"
 
 
+def test_show_counts_the_bytes_of_one_rank_of_many(capsys):
+    assert main(["show", "b@dp s -> b s", "--mesh", "dp=2048", "--sizes", "b=2048,s=3"]) == 0
+    line = "rank 0 sends 24,564 bytes, in backward 24,564\n"  # one row of 12 bytes to 2,047 ranks
+    assert line in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "mesh"),
     [
