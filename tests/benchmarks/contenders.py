@@ -1,0 +1,172 @@
+"""One optimizer step of each contender: this project under a plan, or transformers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from model.config import Config
+from model.inputs import ModelInputs, build_inputs
+from model.modules import Qwen3VLMoe
+from model.sample import Sample
+from tests.benchmarks.workloads import BATCH, CLIP, OPTIMIZER, Drawn, Workload, draw_sample, weight
+from vlshard.adapt import shard_model
+from vlshard.header import SampleFacts, make_headers
+from vlshard.norm import clip_gradients
+from vlshard.plan import StepBoundaries, load_plan
+
+
+@torch.no_grad()
+def set_weights(model: nn.Module) -> None:
+    """Give every parameter its first value, or this rank's part of it."""
+    for name, parameter in model.named_parameters():
+        whole = weight(name, parameter.shape)
+        if isinstance(parameter, DTensor):
+            placed = (parameter.device_mesh, parameter.placements)
+            whole = distribute_tensor(whole, *placed, src_data_rank=None)
+        parameter.copy_(whole)
+
+
+class UnderPlan:
+    """This project's model under one of its plans."""
+
+    def __init__(self, workload: Workload, plan: str) -> None:
+        self._workload, self._config = workload, Config.from_dict(workload.raw)
+        world = dist.get_world_size()
+        self.bound = load_plan(f"plans/{plan}.py", world).bind(self._config, world)
+        with torch.device("meta"):
+            self.model = Qwen3VLMoe(self._config, self.bound.plan.checkpoint)
+        shard_model(self.model, self.bound)
+        self.model.to_empty(device="cpu")
+        set_weights(self.model)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), **OPTIMIZER)
+
+    def prepare(self, step: int) -> tuple[StepBoundaries, ModelInputs]:
+        """What the loader gives a step, made apart from it."""
+        drawn = [draw_sample(self._workload, step * BATCH + i) for i in range(BATCH)]
+        facts = [self._facts(i, sample) for i, sample in enumerate(drawn)]
+        (header,) = make_headers(facts, self.bound.data_ranks)
+        at = self.bound.step(header)
+        samples = {
+            i: Sample(np.array(d.ids), np.array(d.labels), d.grids) for i, d in enumerate(drawn)
+        }
+        pixels = {
+            (i, number): part
+            for i, d in enumerate(drawn)
+            for number, part in enumerate(d.pixels.split([t * h * w for t, h, w in d.grids]))
+        }
+        inputs = build_inputs(header, at.share, samples, pixels, self._config)
+        table = torch.stack([positions(d, self._workload) for d in drawn], dim=1)
+        held = table[:, at.share.samples, np.minimum(at.share.positions, table.shape[2] - 1)]
+        return at, replace(inputs, text=replace(inputs.text, positions=held))
+
+    def _facts(self, row: int, drawn: Drawn) -> SampleFacts:
+        labelled = sum(label >= 0 for label in drawn.labels[1:])
+        starts = drawn.starts(self._workload)
+        return SampleFacts(row, len(drawn.ids), labelled, drawn.grids, starts)
+
+    def step(self, prepared: tuple[StepBoundaries, ModelInputs]) -> Tensor:
+        """Zero, forward, backward, clip, update; returns the loss summed over ranks."""
+        at, inputs = prepared
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.model(inputs, at)
+        loss.backward()
+        clip_gradients(self.model.parameters(), CLIP)
+        self._optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+
+def positions(drawn: Drawn, workload: Workload) -> Tensor:
+    """Positions [3, tokens] as transformers gives them to pictures of several frames too.
+
+    Such a picture is one run: its frames count up in time and share rows and columns.
+    """
+    merge = workload.vision["spatial_merge_size"]
+    parts: list[Tensor] = []
+    at = 0
+    for gap, grid in zip(workload.gaps, (*drawn.grids, None), strict=True):
+        words = gap + (1 if parts else 0) + (1 if grid else 0)
+        parts.append((torch.arange(words) + at).expand(3, -1))
+        at += words
+        if grid:
+            t, h, w = grid[0], grid[1] // merge, grid[2] // merge
+            axes = torch.meshgrid(*map(torch.arange, (t, h, w)), indexing="ij")
+            parts.append(torch.stack(axes).flatten(1) + at)
+            at += max(h, w)
+    return torch.cat(parts, dim=1)
+
+
+class Transformers:
+    """transformers' model in one process, under DDP or under FSDP2."""
+
+    def __init__(self, workload: Workload, mode: str) -> None:
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        config = transformers.Qwen3VLMoeConfig(**workload.raw)
+        config._attn_implementation = "sdpa"
+        with torch.device("meta"):
+            model = transformers.Qwen3VLMoeForConditionalGeneration(config).train()
+        if mode == "fsdp":
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            for unit in (*model.model.language_model.layers, *model.model.visual.blocks, model):
+                fully_shard(unit, mesh=mesh)
+        model.to_empty(device="cpu")
+        set_weights(model)
+        for module in model.modules():
+            if hasattr(module, "original_inv_freq"):
+                plain = next(
+                    c for c in type(module).__mro__ if c.__name__.endswith("RotaryEmbedding")
+                )
+                module.inv_freq.copy_(plain(module.config).inv_freq)
+                module.original_inv_freq.copy_(module.inv_freq)
+        self._workload, self.model = workload, model
+        self._net = DistributedDataParallel(model) if mode == "ddp" else model
+        self._optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZER)
+
+    def prepare(self, step: int) -> list[dict[str, Tensor]]:
+        """This rank's samples of a step, one a forward."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        mine = range(rank * BATCH // world, (rank + 1) * BATCH // world)
+        return [self._inputs(draw_sample(self._workload, step * BATCH + i)) for i in mine]
+
+    def _inputs(self, drawn: Drawn) -> dict[str, Tensor]:
+        ids = torch.tensor([drawn.ids])
+        return {
+            "input_ids": ids,
+            "mm_token_type_ids": (ids == self._workload.ids["image"]).int(),
+            "labels": torch.tensor([drawn.labels]),
+            "pixel_values": drawn.pixels,
+            "image_grid_thw": torch.tensor(drawn.grids),
+        }
+
+    def step(self, prepared: list[dict[str, Tensor]]) -> Tensor:
+        """Zero, forward, backward, clip, update; returns the mean loss over ranks."""
+        self._optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros(())
+        for inputs in prepared:
+            loss = self._net(**inputs, use_cache=False).loss / len(prepared)
+            loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self._optimizer.step()
+        dist.all_reduce(total)
+        return total / dist.get_world_size()
+
+
+def contender(name: str, workload: Workload) -> UnderPlan | Transformers:
+    """By name: ``hf ddp``, ``hf fsdp``, or a plan of ``plans/``."""
+    makers: dict[str, Callable[[], UnderPlan | Transformers]] = {
+        "hf ddp": lambda: Transformers(workload, "ddp"),
+        "hf fsdp": lambda: Transformers(workload, "fsdp"),
+    }
+    return makers.get(name, lambda: UnderPlan(workload, name))()

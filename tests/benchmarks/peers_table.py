@@ -1,0 +1,67 @@
+"""Step time and memory beside transformers with DDP and FSDP2, on the same work in one run.
+
+``make bench`` runs it. Contenders take turns, round by round, each in processes of its own; a
+figure is the median over all steps of all rounds, of the slowest rank. First losses show that the
+work is the same: they are checked to agree.
+"""
+
+import argparse
+import json
+import statistics
+
+from tests.benchmarks.launch import on_ranks
+
+CONTENDERS = (
+    "hf ddp",
+    "hf fsdp",
+    "baseline_dp",
+    "vision_dp1",
+    "vision_cp_colossal",
+    "vision_cp_ulysses",
+    "vision_cp_ring",
+)
+AGREE = 2e-5  # fp32 sums of thousands of terms in another order
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=5)
+    chosen = parser.parse_args()
+    for tuned in (False, True):
+        for workload in chosen.workloads:
+            runs = {name: [] for name in chosen.contenders}
+            for _ in range(chosen.rounds):
+                for name, found in runs.items():
+                    found.append(one(workload, name, chosen.steps, tuned))
+            show(workload, tuned, runs)
+
+
+def one(workload: str, name: str, steps: int, tuned: bool) -> dict:
+    """Run one contender once."""
+    arguments = ["--workload", workload, "--contender", name, "--steps", str(steps)]
+    return json.loads(on_ranks("tests.benchmarks.one_run", arguments, tuned=tuned))
+
+
+def show(workload: str, tuned: bool, runs: dict[str, list[dict]]) -> None:
+    """Print the table of a workload; the work of all contenders must be the same."""
+    firsts = {name: found[0]["losses"][0] for name, found in runs.items()}
+    low, high = min(firsts.values()), max(firsts.values())
+    assert high - low <= AGREE * high, firsts
+    medians = {
+        name: statistics.median(t for run in found for t in run["seconds"])
+        for name, found in runs.items()
+    }
+    allocator = "memory kept" if tuned else "default allocator"
+    print(f"\n{workload}, two ranks, one thread each, {allocator}; first loss {low:.6f}")
+    print(f"{'':22}{'ms/step':>10}{'to hf fsdp':>12}{'to baseline':>13}{'peak MiB':>10}")
+    for name, median in medians.items():
+        peak = max(run["peak_mib"] for run in runs[name])
+        ratios = (median / medians.get(base, median) for base in ("hf fsdp", "baseline_dp"))
+        print(f"{name:22}{median * 1e3:10.1f}{next(ratios):12.2f}{next(ratios):13.2f}{peak:10.0f}")
+
+
+if __name__ == "__main__":
+    main()
