@@ -9,13 +9,13 @@ from typing import cast
 
 from vlshard.axes import home_axes
 from vlshard.contract import PATCHES, SITES, TOKENS, ModelConfig
-from vlshard.errors import LayoutError, PlanError, ShardError, Span, nearest
+from vlshard.errors import LayoutError, PlanError, ShardError, nearest
 from vlshard.layout import layout
 from vlshard.mesh import Mesh
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing, coefficients
 from vlshard.settings import Mode, Storage
-from vlshard.spec import Name, Spec, label, spec
+from vlshard.spec import Name, Spec, label, names_in, spec
 from vlshard.tokens import PACK, is_packed
 
 KINDS: Mapping[str, tuple[type | UnionType, str]] = {
@@ -203,12 +203,24 @@ def _check_layout(
 ) -> Iterator[ShardError]:
     dims = " ".join(map(label, parsed.dims))
     forms = [config.boundaries[name], *([PACK] if name == TOKENS else [])]
-    if dims not in forms or parsed.pending:
+    if dims not in forms:
+        known = [name for form in forms for name in spec(form).names]
+        wrong = [n for dim in parsed.dims for n in names_in(dim) if n.name not in known]
         yield LayoutError(
             f"boundary {name!r} has dims {' or '.join(map(repr, forms))}",
             text=parsed.text,
-            spans=[Span(0, len(parsed.text))],
+            spans=[n.name_span for n in wrong] or [dim.span for dim in parsed.dims],
             where=where,
+            notes=[f"'{n.name}' is none of them{nearest(n.name, known)}" for n in wrong],
+        )
+        return
+    if parsed.pending:
+        yield LayoutError(
+            f"no sum can be pending at boundary {name!r}",
+            text=parsed.text,
+            spans=[axis.span for axis in parsed.pending],
+            where=where,
+            notes=["attention and what follows need whole values"],
         )
         return
     if name == PATCHES:

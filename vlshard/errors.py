@@ -85,6 +85,8 @@ def nearest(name: str, known: Collection[str]) -> str:
     Returns: ``"; did you mean 'cp' or 'dp'?"``, or nothing if no name is near.
     """
     distances = {other: edit_distance(name.lower(), other.lower()) for other in known}
+    # A name of which nothing is left is not alike, however short it is.
+    distances = {other: d for other, d in distances.items() if d < max(len(name), len(other))}
     best = min(distances.values(), default=len(name) + 1)
     if best > max(1, len(name) // 3):
         return ""

@@ -51,7 +51,8 @@ class Packing:
         for segment, length in enumerate(self.lengths):
             if length % self.unit:
                 raise LayoutError(
-                    f"packing: segment {segment} has {length} rows, no multiple of unit {unit}"
+                    f"packing: segment {segment} has {length} rows, no multiple of unit {unit}",
+                    notes=[f"a unit is never cut: pad it to {-(-length // unit) * unit} rows"],
                 )
         if self.home is not None and len(self.home) != len(self.lengths):
             raise LayoutError(

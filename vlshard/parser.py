@@ -130,6 +130,9 @@ class Parser:
             self.fail(f"more than {DEEPEST} brackets inside each other", opening.span)
         items: list[Item] = []
         while self.peek().text != ")":
+            if self.peek().text == "+" and ")" in (token.text for token in self.tokens[self.at :]):
+                headline = "a sum is pending over the whole tensor: '+' comes behind all dims"
+                self.fail(headline, self.peek().span)
             if self.peek().text in ("", "->", "+"):
                 self.fail("this bracket is never closed", opening.span)
             item = self.item(depth)

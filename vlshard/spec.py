@@ -15,7 +15,7 @@ arrow := spec "->" spec                   the same dims in the same order
 from dataclasses import replace
 from functools import lru_cache
 
-from vlshard.errors import SpecError
+from vlshard.errors import SpecError, nearest
 from vlshard.parser import ORDERS, Parser
 from vlshard.syntax import (
     Axis,
@@ -33,6 +33,7 @@ from vlshard.syntax import (
 )
 
 __all__ = [
+    "NO_NEW_SUM",
     "ORDERS",
     "Axis",
     "Dim",
@@ -50,6 +51,9 @@ __all__ = [
     "spec_within",
     "splits_in",
 ]
+
+
+NO_NEW_SUM = "a sum can be carried out on the way, but not begun"
 
 
 @lru_cache(maxsize=4096)
@@ -88,19 +92,24 @@ def arrow(text: str) -> tuple[Spec, Spec]:
     src = spec_within(left, text)
     dst = spec_within(" " * (len(left) + 2) + "->".join(rights), text)
     if list(map(label, src.dims)) != list(map(label, dst.dims)):
+        sides = (src.dims, dst.dims)
         left = {label(dim) for dim in src.dims}
         right = {label(dim) for dim in dst.dims}
         spans = [d.span for d in src.dims if label(d) not in right]
         spans += [d.span for d in dst.dims if label(d) not in left]
         parser.fail(
             "the dims of both sides must be the same, in the same order",
-            *(spans or [dim.span for dim in dst.dims]),
-            note=f"only the layout changes here; {_einops_call(src, dst)}",
+            *(spans or [d.span for s, d in zip(*sides, strict=True) if label(s) != label(d)]),
+            note=_other_dims(src, dst),
         )
     if missing := [axis for axis in dst.pending if axis not in src.pending]:
         names = " ".join(map(str, missing))
         spans = [axis.span for axis in missing]
-        parser.fail(f"a sum over {names} is pending on the right but not on the left", *spans)
+        parser.fail(
+            f"a sum over {names} is pending on the right but not on the left",
+            *spans,
+            note=NO_NEW_SUM,
+        )
     return src, dst
 
 
@@ -119,9 +128,13 @@ def spec_within(padded: str, text: str) -> Spec:
         raise SpecError(error.headline, text=text, spans=error.spans, notes=notes) from None
 
 
-def _einops_call(src: Spec, dst: Spec) -> str:
-    """What to write to reorder or reshape, where both sides have the same names."""
+def _other_dims(src: Spec, dst: Spec) -> str:
+    """What to do about other dims: mend a name, or leave reshaping to einops, with the call."""
+    for name in dst.names:
+        if name not in src.names and (offer := nearest(name, src.names)):
+            return f"'{name}' is not on the left{offer}"
     if sorted(src.names) != sorted(dst.names):
-        return "einops.rearrange reorders and reshapes"
+        return "only the layout changes here; einops.rearrange reorders and reshapes"
     left, right = (" ".join(map(label, side.dims)) for side in (src, dst))
-    return f"einops.rearrange(x, '{left} -> {right}') does this, before or after"
+    call = f"einops.rearrange(x, '{left} -> {right}')"
+    return f"only the layout changes here; {call} does this, before or after"

@@ -11,7 +11,7 @@ from vlshard.packing import Packing
 from vlshard.program import Program, Traffic
 from vlshard.program_space import KnownDim, ProgramSpace
 from vlshard.search import cheapest
-from vlshard.spec import Dim, Dots, Group, Int, Name, Spec, arrow
+from vlshard.spec import NO_NEW_SUM, Dim, Dots, Group, Int, Name, Spec, arrow
 from vlshard.states import State, read_state, write_spec
 from vlshard.steps import Step
 
@@ -109,4 +109,4 @@ def _check_sums(src: Spec, dst: Spec, mesh: MeshShape, where: str | None) -> Non
         names = " ".join(map(str, missing))
         headline = f"a sum over {names} is pending on the right but not on the left"
         spans = [axis.span for axis in missing]
-        raise LayoutError(headline, text=dst.text, spans=spans, where=where)
+        raise LayoutError(headline, text=dst.text, spans=spans, where=where, notes=[NO_NEW_SUM])

@@ -86,6 +86,35 @@ def test_a_cut_without_a_mode_is_shown():
     )
 
 
+def test_dims_that_a_boundary_does_not_have_are_pointed_at():
+    assert fault(make(patches="(image@dp.home s)@cp c")) == (
+        "boundary 'vision.patches' has dims '(img s) c'\n"
+        "  plan vision.patches: (image@dp.home s)@cp c\n"
+        "                        ^^^^^\n"
+        "  'image' is none of them"
+    )
+    assert fault(make(tokens="b@dp.home sq@cp.zigzag m")) == (
+        "boundary 'text.tokens' has dims 'b s m' or '(smp s) m'\n"
+        "  plan text.tokens: b@dp.home sq@cp.zigzag m\n"
+        "                              ^^\n"
+        "  'sq' is none of them; did you mean 's'?"
+    )
+    assert fault(make(tokens="s@cp.zigzag b@dp.home m")) == (
+        "boundary 'text.tokens' has dims 'b s m' or '(smp s) m'\n"
+        "  plan text.tokens: s@cp.zigzag b@dp.home m\n"
+        "                    ^^^^^^^^^^^ ^^^^^^^^^ ^"
+    )
+
+
+def test_a_sum_that_is_pending_at_a_boundary_is_pointed_at():
+    assert fault(make(tokens="b@dp.home s m + cp")) == (
+        "no sum can be pending at boundary 'text.tokens'\n"
+        "  plan text.tokens: b@dp.home s m + cp\n"
+        "                                    ^^\n"
+        "  attention and what follows need whole values"
+    )
+
+
 # What is not there yet, each refused by name: the whole list of plan settings.
 NOT_YET = {
     "ring": (make(attention={"vision": ring("cp"), "text": gather("cp")}), "ring(...) attention"),
@@ -147,7 +176,7 @@ REFUSED = {
         "no layout for boundary 'vision.patches'",
     ),
     "other dims": (make(tokens="b@dp.home m"), "boundary 'text.tokens' has dims 'b s m'"),
-    "pending sum": (make(tokens="b@dp.home s m + cp"), "boundary 'text.tokens' has dims 'b s m'"),
+    "pending sum": (make(tokens="b@dp.home s m + cp"), "no sum can be pending at boundary 'text"),
     "width split": (make(tokens="b@dp.home s m@cp"), "text.tokens may split rows and tokens"),
     "mode over a whole axis": (
         make(patches="(img@dp.home s) c"),

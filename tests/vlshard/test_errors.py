@@ -55,6 +55,8 @@ def test_error_is_a_value_error_of_the_package(kind):
         ("CP", ["cp", "dp"], "; did you mean 'cp'?"),
         ("zigzga", ["zigzag", "balance", "home"], "; did you mean 'zigzag'?"),
         ("tensor", ["dp", "cp"], ""),
+        ("t", ["b", "s"], ""),
+        ("s", ["b", "sq"], "; did you mean 'sq'?"),
         ("cp", [], ""),
     ],
 )

@@ -23,7 +23,11 @@ def test_packing_may_be_empty():
     [
         (([4, -4], 4), "packing: lengths[1] is -4, less than 0"),
         (([4, True],), "packing: lengths[1] is True, not an integer"),
-        (([8, 6], 4), "packing: segment 1 has 6 rows, no multiple of unit 4"),
+        (
+            ([8, 6], 4),
+            "packing: segment 1 has 6 rows, no multiple of unit 4\n"
+            "  a unit is never cut: pad it to 8 rows",
+        ),
         (([4], 0), "packing: unit is 0, less than 1"),
         (([4, 4], 4, [0]), "packing: 2 lengths, but home names 1 segments"),
         (([4, 4], 4, [0, -1]), "packing: home[1] is -1, less than 0"),

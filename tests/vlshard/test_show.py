@@ -200,7 +200,7 @@ LayoutError: 's' is no size of a dim
             ["b sq", "--sizes", "b=1,s=3"],
             """\
 LayoutError: size s= is for no dim of the spec
-  names: b sq; did you mean 'b' or 'sq'?
+  names: b sq; did you mean 'sq'?
 """,
         ),
         (
@@ -231,6 +231,7 @@ LayoutError: 's' takes no size: --lengths has them
             ["(img s)", "--lengths", "6", "--unit", "4"],
             """\
 LayoutError: packing: segment 0 has 6 rows, no multiple of unit 4
+  a unit is never cut: pad it to 8 rows
 """,
         ),
         (

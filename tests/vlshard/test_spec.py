@@ -292,7 +292,7 @@ def test_arrow_reads_both_sides_with_spans_in_the_whole_text():
             "b s + dp -> b s + dp tp",
             "                     ^^",
             "a sum over tp is pending on the right but not on the left",
-            None,
+            "a sum can be carried out on the way, but not begun",
         ),
     ],
 )
