@@ -20,6 +20,7 @@ class Settings:
     steps: int
     batch: int
     micro_batch: int | None = None
+    pack: bool = False
     lr: float = 1e-3
     min_lr: float = 0.0
     schedule: str = "constant"
@@ -87,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", required=True, type=count, help="optimizer steps")
     add("--batch", required=True, type=count, help="rows of a step, over all ranks")
     add("--micro-batch", type=count, help="rows per data-parallel rank and forward; default all")
+    add(
+        "--pack",
+        action="store_true",
+        help="join the rows of a forward without padding, split as the plan splits rows",
+    )
     add("--lr", type=real, default=1e-3, help="peak learning rate")
     add("--min-lr", type=real, default=0.0, help="where the cosine schedule ends")
     add("--schedule", choices=("constant", "cosine"), default="constant")

@@ -64,7 +64,7 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     """
     job = prepare(settings, device)
     trainer = Trainer(settings, build_model(settings, job, device), device)
-    tell_sizes(trainer.model, settings)
+    tell_start(trainer.model, job.bound, settings)
     group = dist.new_group(backend="gloo")
     with (
         journal(settings) as log,
@@ -86,14 +86,16 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     return 0
 
 
-def tell_sizes(model: nn.Module, settings: Settings) -> None:
-    """Say how many parameters there are, and how many each rank stores; every rank calls it."""
+def tell_start(model: nn.Module, bound: BoundPlan, settings: Settings) -> None:
+    """Say how many parameters each rank stores, and how text is packed; every rank calls it."""
     stored = sum(local_part(parameter).numel() for parameter in model.parameters())
     by_rank = agree(stored)
     if dist.get_rank() == 0:
         whole = sum(parameter.numel() for parameter in model.parameters())
         ranks = ", ".join(f"{count:,}" for count in by_rank)
         print(f"plan {settings.plan}: {whole:,} parameters, stored per rank {ranks}", flush=True)
+        if settings.pack:
+            print(f"packed: text.tokens is {bound.tokens}", flush=True)
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def prepare(settings: Settings, device: torch.device) -> Job:
         plan = replace(plan, cost=measured_cost(config, settings, device))
     with together(*KNOWN_ERRORS):
         bound = plan.bind(config, dist.get_world_size())
+        if settings.pack:
+            bound = plan.packed().bind(config, dist.get_world_size())
     reading = Reading(
         num_rows=len(rows),
         batch=settings.batch,

@@ -43,7 +43,8 @@ class Plan:
     Attributes:
       mesh: named axes, outermost first.
       params: storage of parameters by name pattern (``**`` is anything); the first match wins.
-      layouts: spec of ``vision.patches`` and ``text.tokens``; all other boundaries follow.
+      layouts: spec of ``vision.patches`` and ``text.tokens``; all other boundaries follow. Tokens
+        are padded rows, ``b s m``, or a pack of samples, ``(smp s) m``.
       attention: how each site's attention is met, where tokens are cut over an axis.
       checkpoint: recompute every k-th block of a site, for example ``{"vision": 2}``.
       cost: (a, b): a frame of n patches costs ``a * n**2 + b * n`` where ``.balance`` deals frames;

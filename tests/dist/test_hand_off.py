@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from model.config import Config
+from model.inputs import build_inputs
 from model.sample import sample_facts
 from model.text import add_visual, place_visual
 from tests.batches import Builder, batches
@@ -94,6 +95,70 @@ def test_each_rank_gets_the_rows_of_its_placeholders(tokens, cp, ranks):
         assert torch.equal(found, torch.stack(expected)[:, positions])
 
 
+def several(config):
+    """An image; two images side by side; a video of three frames and an image; text alone."""
+    parts = Builder(config, 4).add(3, (4, 6), 2).add(1, (4, 4), (2, 6), 1)
+    return parts.add(2, (3, 4, 4), 2, (2, 2), 1).add(7).batch()
+
+
+def added(tokens: str, cp: int, raw):
+    """Sample and position of each token of this rank, and its states after each DeepStack level."""
+    config = Config.from_dict(raw)
+    batch = several(config)
+    at = bound_step(make_plan(tokens, cp=cp), config, batch)
+    facts = [sample_facts(s, i, config) for i, s in enumerate(batch.samples)]
+    samples, header = dict(enumerate(batch.samples)), make_headers(facts, 1)[0]
+    visual = build_inputs(header, at.share, samples, batch.pixels, config).text.visual
+    mine = at.share.patches[:: config.unit] // config.unit
+    merged, *levels = at.start("vision.merged", stub_rows(mine)).wait().split(WIDTH, -1)
+    base = torch.as_tensor(1000 * at.share.samples + at.share.positions, dtype=torch.float32) / 7
+    steps = [place_visual(base[..., None].expand(-1, -1, WIDTH), merged, visual)]
+    for level in levels:
+        steps.append(add_visual(steps[-1], level, visual))
+    return at.share.samples, at.share.positions, torch.stack(steps, -1)[..., 0, :]
+
+
+def states(config, batch):
+    """By sample and position, the states after each level: walked through in reading order."""
+    found, count = {}, 0
+    for index, row in enumerate(batch.samples):
+        for place in range(40):
+            steps = torch.full((1 + LEVELS,), float(1000 * index + place)) / 7
+            token = row.ids[place] if place < len(row.ids) else None
+            if token in (config.image_token_id, config.video_token_id):
+                terms = [count, *(100 * level + count for level in range(1, 1 + LEVELS))]
+                steps = torch.tensor(terms, dtype=torch.float32).cumsum(0)
+                count += 1
+            found[index, place] = steps
+    return found
+
+
+CUTS = [
+    ("b@dp.home s@cp m", 2),
+    ("b@dp.home s@cp.zigzag m", 2),
+    ("b@dp.home s@cp.zigzag m", 4),
+    ("(smp@dp.home s@cp) m", 2),
+    ("(smp@dp.home s@cp.zigzag) m", 2),
+    ("(smp@dp.home s@cp.zigzag) m", 4),
+    ("(smp@dp.home s)@cp m", 4),
+]
+
+
+@pytest.mark.parametrize(("tokens", "cp"), CUTS)
+def test_deepstack_adds_each_row_where_its_placeholder_is(tokens, cp, ranks):
+    config = tiny_config()
+    expected = states(config, several(config))
+    results = ranks(cp).run(added, tokens, cp, config.raw)
+    count = 0
+    for samples, positions, found in results:
+        places = zip(samples.ravel().tolist(), positions.ravel().tolist(), strict=True)
+        for place, steps in zip(places, found.flatten(0, 1), strict=True):
+            assert torch.equal(steps, expected[place])
+            count += 1
+    lengths = [len(row.ids) for row in several(config).samples]
+    assert count == (sum(lengths) if "smp" in tokens else 4 * 32)
+
+
 class Recorder:
     """Every collective of activations, parameters and facts, by name."""
 
@@ -140,7 +205,9 @@ def hand_off_bytes(tokens: str, patches: str, raw, case: str):
 
 @pytest.mark.parametrize("case", ["mixed sizes", "one-token images", "video and image"])
 @pytest.mark.parametrize("patches", ["(img@dp.home s)@cp c", "(img@dp.home@cp s) c"])
-@pytest.mark.parametrize("tokens", ["b@dp.home s@cp.zigzag m", "b@dp.home s m"])
+@pytest.mark.parametrize(
+    "tokens", ["b@dp.home s@cp.zigzag m", "b@dp.home s m", "(smp@dp.home s@cp.zigzag) m"]
+)
 def test_hand_off_sends_the_lower_bound(tokens, patches, case, ranks):
     results = ranks(2).run(hand_off_bytes, tokens, patches, tiny_config().raw, case)
     row = 4 * WIDTH * (1 + LEVELS)

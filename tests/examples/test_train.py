@@ -164,6 +164,19 @@ def test_train_follows_transformers(ranks, folder, tmp_path, plan, world, micro_
     assert all(len(line["text_rows"]) == world and line["seconds"] > 0 for line in found)
 
 
+def test_packed_training_follows_transformers(ranks, folder, tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    chosen = {"plan": "plans/vision_cp_colossal.py", "metrics": metrics, "pack": True}
+    assert ranks(2).run(run_train, options(folder, **chosen), timeout=180) == [0, 0]
+    found, (losses, norms) = read_metrics(metrics), reference(folder)
+    assert [line["loss"] for line in found] == pytest.approx(losses, abs=1e-5)
+    assert [line["grad_norm"] for line in found] == pytest.approx(norms, rel=2e-5)
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    lengths = [len(rows[i % len(rows)]["input_ids"]) for i in range(STEPS * BATCH)]
+    tokens = [sum(lengths[BATCH * step :][:BATCH]) for step in range(STEPS)]
+    assert [sum(line["text_rows"]) for line in found] == tokens  # no padding
+
+
 def broken_rows(folder, target, line, text=None, **changes):
     """A copy of the rows with one line (from 1) replaced."""
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("model"))
@@ -381,7 +394,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 def test_torchrun_trains_and_exports_what_transformers_loads(folder, tmp_path):
-    arguments = ["--plan", ULYSSES, "--steps", "3", "--batch", "3", "--lr", "1e-2"]
+    arguments = ["--plan", ULYSSES, "--steps", "3", "--batch", "3", "--lr", "1e-2", "--pack"]
     outputs = ["--save", tmp_path / "out", "--plot", tmp_path / "plot.png"]
     done = subprocess.run(
         command(folder, *arguments, *outputs, world=2),
@@ -394,6 +407,7 @@ def test_torchrun_trains_and_exports_what_transformers_loads(folder, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 3/3  loss" in done.stdout
+    assert "packed: text.tokens is (smp@dp.home s@cp.zigzag) m" in done.stdout
     with Image.open(tmp_path / "plot.png") as plot:
         assert plot.width > 100
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "plot.png"]

@@ -9,8 +9,10 @@ import torch
 from model.inputs import build_inputs, images_touched, items_of
 from model.positions import mrope_positions, patch_coords, position_corners
 from model.sample import Sample, sample_facts
-from tests.tables import CONFIG, T1, T2, T3, T4
+from tests.tables import CONFIG, PACKED_FIRST, PACKED_SECOND, T1, T2, T3, T4
+from vlshard import MeshShape, Packing, layout
 from vlshard.header import Share, make_headers, whole_share
+from vlshard.tokens import token_places
 
 EMPTY = np.zeros(0, dtype=np.int64)
 
@@ -172,6 +174,38 @@ def test_no_visual_row_anywhere_skips_the_tower():
     inputs = build_inputs(header, whole_share(header), {0: sample}, {}, CONFIG)
     assert inputs.vision is None
     assert inputs.text.visual.tolist() == []
+
+
+# Eight and nine tokens in one pack: which of them a rank holds, worked out by hand. Zigzag cuts
+# them into chunks of 2 2 2 2 and 3 2 2 2.
+PACKS = {
+    ("(smp s) m", 1): [(range(8), range(9))],
+    ("(smp s@cp) m", 2): [(range(4), range(5)), (range(4, 8), range(5, 9))],
+    ("(smp s@cp.zigzag) m", 2): [([0, 1, 6, 7], [0, 1, 2, 7, 8]), (range(2, 6), range(3, 7))],
+    ("(smp s)@cp m", 2): [(range(8), range(1)), ([], range(1, 9))],
+}
+
+
+@pytest.mark.parametrize(("spec", "ranks"), PACKS)
+def test_each_sample_of_a_pack_starts_again(spec, ranks):
+    table = (PACKED_FIRST, PACKED_SECOND)
+    samples = [row.sample(CONFIG, range(len(row.ids(CONFIG)))) for row in table]
+    header = header_of(*samples)
+    where = layout(spec, MeshShape(cp=ranks), smp=Packing([8, 9]), m=1)
+    for rank, held in enumerate(PACKS[spec, ranks]):
+        share = Share(EMPTY, *token_places(where, rank), visual=True, copies=2)
+        text = build_inputs(header, share, dict(enumerate(samples)), {}, CONFIG).text
+        cuts = [(row, list(places)) for row, places in zip(table, held, strict=True)]
+        ids = [row.ids(CONFIG)[places] for row, places in cuts]
+        positions = [row.positions[:, places] for row, places in cuts]
+        assert text.ids.tolist() == [np.concatenate(ids).tolist()]
+        assert np.array_equal(text.positions[:, 0].numpy(), np.concatenate(positions, axis=1))
+        assert text.real.tolist() == list(range(text.ids.numel()))
+        # What follows inside the same sample; nothing does behind the last of its tokens.
+        nexts = [row.ids(CONFIG)[p + 1 : p + 2].tolist() for row, places in cuts for p in places]
+        assert text.labelled.tolist() == [i for i, following in enumerate(nexts) if following]
+        assert text.targets.tolist() == [token for following in nexts for token in following]
+        assert text.num_labels == 2 * (7 + 8)
 
 
 def test_no_label_divides_by_one_and_copies_count():

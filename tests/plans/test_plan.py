@@ -175,8 +175,23 @@ REFUSED = {
         make(layouts={"text.tokens": TOKENS}),
         "no layout for boundary 'vision.patches'",
     ),
-    "other dims": (make(tokens="b@dp.home m"), "boundary 'text.tokens' has dims 'b s m'"),
+    "other dims": (
+        make(tokens="b@dp.home m"),
+        "boundary 'text.tokens' has dims 'b s m' or '(smp s) m'",
+    ),
     "pending sum": (make(tokens="b@dp.home s m + cp"), "no sum can be pending at boundary 'text"),
+    "pack of images": (
+        make(tokens="(img@dp.home s@cp) m"),
+        "boundary 'text.tokens' has dims 'b s m' or '(smp s) m'",
+    ),
+    "cut samples without a mode": (
+        make(tokens="(smp@dp.home s@cp) m", attention={"vision": ulysses("cp")}),
+        "segments are cut over 'cp', and no attention mode brings their keys together",
+    ),
+    "width split of a pack": (
+        make(tokens="(smp@dp.home s) m@cp", attention={"vision": ulysses("cp")}),
+        "text.tokens may split rows and tokens, not 'm'",
+    ),
     "width split": (make(tokens="b@dp.home s m@cp"), "text.tokens may split rows and tokens"),
     "mode over a whole axis": (
         make(patches="(img@dp.home s) c"),
