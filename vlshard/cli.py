@@ -94,7 +94,7 @@ def _program(
     program = transition(src, dst, mesh, where=None, **sizes)
     if mesh.size <= MOST_COUNTED:
         return program.describe(itemsize=itemsize, **sizes)
-    forward, backward = program.bytes_sent(itemsize=itemsize, **sizes)
+    forward, backward = program.bytes_sent(rank=0, itemsize=itemsize, **sizes)
     return f"{program}\n  rank 0 sends {forward:,} bytes, in backward {backward:,}"
 
 
