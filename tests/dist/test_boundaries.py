@@ -21,23 +21,24 @@ from tests.training import Run
 from vlshard import Packing, layout, spec
 from vlshard.settings import Gather, Ulysses
 
+# How many ranks run a plan, and of those that are not in plans/ patches, tokens and modes.
 PLANS = {
-    "baseline_dp": None,
-    "vision_dp1": None,
-    "vision_cp_colossal": None,
-    "vision_cp_ulysses": None,
-    "each image cut, ulysses": ("(img@dp.home s@cp) c", "ulysses", "b@dp.home s@cp m", "ulysses"),
-    "dealt to all by cost; gather": (
-        "(img@(dp cp).balance s) c",
-        None,
+    "vision_dp1": (2,),
+    "vision_cp_colossal": (2,),
+    "vision_cp_ulysses": (4,),
+    "vision_dealt": (4,),
+    "vision_hsdp": (4,),
+    "each image cut, ulysses": (
+        4,
+        "(img@dp.home s@cp) c",
         "b@dp.home s@cp m",
-        "gather",
+        '"vision": ulysses("cp"), "text": ulysses("cp")',
     ),
     "dealt at home; zigzag, gather": (
+        4,
         "(img@dp.home@cp.balance s) c",
-        None,
         "b@dp.home s@cp.zigzag m",
-        "gather",
+        '"text": gather("cp")',
     ),
 }
 CUSTOM = """
@@ -238,13 +239,11 @@ def watch(plan, raw):
 
 
 def plan_file(name, tmp_path):
-    if PLANS[name] is None:
+    _, *fields = PLANS[name]
+    if not fields:
         return f"plans/{name}.py"
-    patches, vision, tokens, text = PLANS[name]
-    modes = {"vision": vision, "text": text}
-    given = ", ".join(f'"{site}": {mode}("cp")' for site, mode in modes.items() if mode)
     path = tmp_path / "custom.py"
-    path.write_text(CUSTOM.format(patches=patches, tokens=tokens, modes=given))
+    path.write_text(CUSTOM.format(**dict(zip(("patches", "tokens", "modes"), fields, strict=True))))
     return str(path)
 
 
@@ -255,7 +254,7 @@ def test_every_crossing_of_a_step_has_its_declared_layout(name, ranks, tmp_path)
     blocks = {"vision": config.vision.depth, "text": config.text.num_hidden_layers}
     once = {f"{site}.{role}": n for site, n in blocks.items() for role in ("q", "k", "v", "out")}
     path = plan_file(name, tmp_path)
-    world = 2 if PLANS[name] is None else 4
+    world = PLANS[name][0]
     for steps, faults in ranks(world).run(watch, path, raw, timeout=120):
         assert faults == []
         for crossings in steps:

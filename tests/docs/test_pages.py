@@ -43,7 +43,7 @@ def printed_in_group(code):
 
 def rewritten(page, ranks):
     """The page with every output as it is now."""
-    names = {}
+    names = {"__name__": "__main__"}
 
     def block(found):
         code, _, console = found.groups()
