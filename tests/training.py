@@ -52,7 +52,14 @@ class Run:
     """A model under a plan (or none), fed whole batches that every rank knows."""
 
     def __init__(
-        self, config: Config, plan: str | None, *, seed: int = 0, freeze=(), checkpoint=None
+        self,
+        config: Config,
+        plan: str | None,
+        *,
+        seed: int = 0,
+        freeze=(),
+        checkpoint=None,
+        packed: bool = False,
     ):
         self.config = config
         self.bound = None
@@ -60,7 +67,8 @@ class Run:
             self.model = Qwen3VLMoe(config, checkpoint)
         else:
             world = dist.get_world_size()
-            self.bound = load_plan(plan, world).bind(config, world)
+            chosen = load_plan(plan, world)
+            self.bound = (chosen.packed() if packed else chosen).bind(config, world)
             with torch.device("meta"):
                 self.model = Qwen3VLMoe(config, checkpoint or self.bound.plan.checkpoint)
         for name, parameter in self.model.named_parameters():

@@ -17,14 +17,15 @@ from tests.tiny import tiny_config
 from tests.training import Run
 
 PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
+RUNS = (*((plan, False) for plan in PLANS), ("vision_cp_colossal", True))
 SEED = 3
 LIMIT = 1e-3
 UNLABELLED = "no label at all"
 
 
-def train(plan: str | None, raw, steps: int) -> tuple[list[float], list[float]]:
+def train(plan: str | None, packed: bool, raw, steps: int) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a run over all kinds of batches in turn."""
-    run = Run(Config.from_dict(raw), plan, seed=SEED)
+    run = Run(Config.from_dict(raw), plan, seed=SEED, packed=packed)
     data = [batch for name, batch in batches(run.config).items() if name != UNLABELLED]
     outcome = run.train(data, steps=steps, weight_decay=0.1)
     return outcome.losses, outcome.norms
@@ -36,21 +37,23 @@ def main() -> int:
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
     raw = tiny_config().raw
-    losses, norms = train(None, raw, steps)
+    losses, norms = train(None, False, raw, steps)
     print(f"one process: {steps} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f}")
     print(
-        f"{'plan':20}{'ranks':>6}{'max |loss difference|':>24}{'max norm difference':>22}{'s':>7}"
+        f"{'plan':28}{'ranks':>6}{'max |loss difference|':>24}{'max norm difference':>22}{'s':>7}"
     )
     worst = 0.0
     for world in (2, 4):
         ranks = Ranks(world)
-        for plan in PLANS:
+        for plan, packed in RUNS:
             start = time.perf_counter()
-            found = ranks.run(train, f"plans/{plan}.py", raw, steps, timeout=600)[0]
+            path = f"plans/{plan}.py"
+            found = ranks.run(train, path, packed, raw, steps, timeout=600)[0]
             off = max(abs(a - b) for a, b in zip(found[0], losses, strict=True))
             norm_off = max(abs(a - b) / b for a, b in zip(found[1], norms, strict=True))
             seconds = time.perf_counter() - start
-            print(f"{plan:20}{world:6}{off:24.2e}{norm_off:22.2e}{seconds:7.1f}", flush=True)
+            name = f"{plan}{', packed' if packed else ''}"
+            print(f"{name:28}{world:6}{off:24.2e}{norm_off:22.2e}{seconds:7.1f}", flush=True)
             worst = max(worst, off)
         ranks.close()
     print(f"largest difference in loss over {steps} steps: {worst:.2e} (limit {LIMIT:g})")
