@@ -7,7 +7,8 @@ and an all-to-all or an exchange is its own, reversed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.distributed import ProcessGroup
 from vlshard import transport
 from vlshard.errors import LayoutError
 from vlshard.moves import Moves, Positions, plan_moves
-from vlshard.transport import Flight
+from vlshard.transport import Flight, Landing
 
 __all__ = ["Moves", "all_reduce", "exchange_rows", "move_rows", "plan_moves"]
 
@@ -47,23 +48,29 @@ class Swap:
         return Swap(self.arrive, self.leave, self.group, self.me)
 
     def launch(self, x: Tensor) -> Flight:
-        """Send rows on their way."""
+        """Send rows on their way, straight to their places in the result where that is possible."""
         (taken, taken_dim), (put, put_dim) = self.leave, self.arrive
-        outgoing = [_take(taken, x, taken_dim, k) for k in range(len(taken.members))]
-        shape = list(outgoing[self.me].shape)
-        shapes: list[tuple[int, ...]] = []
-        for rows in put.members:
-            shape[put_dim] = rows.size
-            shapes.append(tuple(shape))
-        if self.group is not None:
-            return transport.launch(outgoing, shapes, self.group)
-        own = enumerate(shapes)
-        parts = [outgoing[k] if k == self.me else x.new_empty(shape) for k, shape in own]
-        return Flight(parts, [], [])
+        outgoing = _take(taken, x, taken_dim)
+        own = outgoing[self.me]
+        before, after = own.shape[:put_dim], own.shape[put_dim + 1 :]
+        shapes = [(*before, rows, *after) for rows in put.sizes]
+        if self.group is None:
+            parts = [own if k == self.me else own.new_empty(s) for k, s in enumerate(shapes)]
+            return Flight(parts, [], [])
+        if not (put.laid_out and prod(before) == 1 and own.device.type == "cpu"):
+            return transport.launch(outgoing, Landing(shapes), self.group)
+        whole = own.new_empty((*before, put.size, *after))
+        places = _take(put, whole, put_dim)
+        flight = transport.launch(outgoing, Landing(shapes, places), self.group)
+        flight.whole = whole
+        return flight
 
     def land(self, flight: Flight) -> Tensor:
         """Wait for the rows and put them together."""
-        return _assemble(self.arrive[0], flight.wait(), self.arrive[1])
+        parts = flight.wait()
+        if flight.whole is not None:
+            return flight.whole
+        return _assemble(self.arrive[0], parts, self.arrive[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,12 +173,18 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
     return function.apply(*arguments)
 
 
-def _take(positions: Positions, x: Tensor, dim: int, member: int) -> Tensor:
-    """The rows of one member; a view where they are consecutive."""
-    rows = positions.members[member]
-    if positions.runs[member]:
-        return x.narrow(dim, int(rows[0]) if rows.size else 0, rows.size)
-    return x.index_select(dim, _index(positions, member, x.device))
+def _take(positions: Positions, x: Tensor, dim: int) -> list[Tensor]:
+    """The rows of each member; views where they are consecutive."""
+    if positions.ordered:
+        return list(cast("tuple[Tensor, ...]", x.split(positions.sizes, dim)))
+    if positions.everywhere:
+        return [x] * len(positions.sizes)
+    return [
+        x.index_select(dim, _index(positions, member, x.device))
+        if start is None
+        else x.narrow(dim, start, size)
+        for member, (start, size) in enumerate(zip(positions.starts, positions.sizes, strict=True))
+    ]
 
 
 def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -183,13 +196,16 @@ def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor
         return torch.cat(list(parts), dim)
     shape, dtype = list(parts[0].shape), parts[0].dtype
     shape[dim] = positions.size
-    if positions.once:
-        out = parts[0].new_empty(shape)
-    else:
-        out = parts[0].new_zeros(shape, dtype=torch.float32 if dtype in HALVES else dtype)
-    for member, part in enumerate(parts):
-        if positions.runs[member]:
-            place = _take(positions, out, dim, member)
+    total = torch.float32 if dtype in HALVES and not positions.once else dtype
+    if positions.everywhere:
+        out = parts[0].to(total) + parts[1]
+        for part in parts[2:]:
+            out.add_(part)
+        return out.to(dtype)
+    out = parts[0].new_empty(shape) if positions.once else parts[0].new_zeros(shape, dtype=total)
+    for member, (part, start) in enumerate(zip(parts, positions.starts, strict=True)):
+        if start is not None:
+            place = out.narrow(dim, start, positions.sizes[member])
             place.copy_(part) if positions.once else place.add_(part)
         else:
             index = _index(positions, member, out.device)

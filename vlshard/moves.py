@@ -30,9 +30,28 @@ class Positions:
     copies: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
 
     @cached_property
-    def runs(self) -> tuple[bool, ...]:
-        """Whether each member's positions are consecutive."""
-        return tuple(bool((np.diff(rows) == 1).all()) for rows in self.members)
+    def sizes(self) -> tuple[int, ...]:
+        """How many rows each member has."""
+        return tuple(rows.size for rows in self.members)
+
+    @cached_property
+    def starts(self) -> tuple[int | None, ...]:
+        """Where each member's rows start; None if they are not consecutive."""
+        return tuple(
+            (int(rows[0]) if rows.size else 0) if (np.diff(rows) == 1).all() else None
+            for rows in self.members
+        )
+
+    @cached_property
+    def everywhere(self) -> bool:
+        """Whether each of several members has all rows, in order."""
+        every = np.arange(self.size)
+        return len(self.members) > 1 and all(np.array_equal(rows, every) for rows in self.members)
+
+    @cached_property
+    def laid_out(self) -> bool:
+        """Whether every row occurs once, each member's one after another."""
+        return self.once and None not in self.starts
 
     @cached_property
     def once(self) -> bool:

@@ -9,6 +9,7 @@ it has nothing to send.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -16,14 +17,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+TAG = 0  # of all messages: between two ranks they arrive in the order in which they were sent
+
 
 class Flight:
-    """Tensors on their way; what is sent stays alive until ``wait`` returns."""
+    """Tensors on their way; what is sent stays alive until ``wait`` returns.
+
+    Attributes:
+      parts: what arrives; not filled before ``wait`` has returned.
+      works: what is waited for.
+      sent: what is on its way.
+      whole: the tensor that all parts are places in, or None.
+    """
 
     def __init__(self, parts: Sequence[Tensor], works: Sequence[Work], sent: Sequence[Tensor]):
-        self._parts = list(parts)
-        self._works = list(works)
-        self._sent = list(sent)
+        self.parts = list(parts)
+        self.works = list(works)
+        self.sent = list(sent)
+        self.whole: Tensor | None = None
 
     def wait(self) -> list[Tensor]:
         """Wait until everything has arrived.
@@ -31,65 +42,94 @@ class Flight:
         Returns: one tensor per member of the group (of an all-reduce, the sum alone).
         Raises: RuntimeError if a peer is gone.
         """
-        for work in self._works:
+        for work in self.works:
             work.wait()
-        self._works.clear()
-        self._sent.clear()
-        return self._parts
+        self.works.clear()
+        self.sent.clear()
+        return self.parts
 
 
-def launch(
-    outgoing: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: ProcessGroup
-) -> Flight:
+@dataclass(frozen=True, eq=False)
+class Landing:
+    """Where what comes from each member of a group is put.
+
+    Attributes:
+      shapes: shape of what comes from each member.
+      places: contiguous tensors of these shapes to put it in; None makes new ones.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    places: Sequence[Tensor] | None = None
+
+
+def launch(outgoing: Sequence[Tensor], landing: Landing, group: ProcessGroup) -> Flight:
     """Send one tensor to each member of a group and receive one from each.
 
     Args:
       outgoing: for each member of the group in order, what it gets; this rank's own entry is
-        handed through as it is.
-      shapes: shape of what comes from each member; dtype and device are those of ``outgoing``.
+        handed through as it is, or copied into its place.
+      landing: where what comes from each member is put; dtype and device are those of
+        ``outgoing``. Places are for tensors on the CPU.
       group: the ranks that take part; all of them call this.
     Returns: the tensors in flight, one per member.
     """
-    on_cpu = outgoing[group.rank()].device.type == "cpu"
-    return (launch_messages if on_cpu else launch_single)(outgoing, shapes, group)
+    if outgoing[group.rank()].device.type == "cpu":
+        return launch_messages(outgoing, landing, group)
+    return launch_single(outgoing, landing, group)
 
 
-def launch_single(
-    outgoing: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: ProcessGroup
-) -> Flight:
-    """The all-to-all as one collective, for devices; arguments as of ``launch``."""
+def launch_single(outgoing: Sequence[Tensor], landing: Landing, group: ProcessGroup) -> Flight:
+    """The all-to-all as one collective, for devices."""
     me = group.rank()
     sent = [x.new_empty(0) if k == me else x.reshape(-1) for k, x in enumerate(outgoing)]
-    sizes = [0 if k == me else math.prod(shape) for k, shape in enumerate(shapes)]
+    sizes = [0 if k == me else math.prod(shape) for k, shape in enumerate(landing.shapes)]
     flat, sent_sizes = torch.cat(sent), [x.numel() for x in sent]
-    landing = flat.new_empty(sum(sizes))
+    arrived = flat.new_empty(sum(sizes))
     work = cast(
         "Work | None",
-        dist.all_to_all_single(landing, flat, sizes, sent_sizes, group=group, async_op=True),
+        dist.all_to_all_single(arrived, flat, sizes, sent_sizes, group=group, async_op=True),
     )
-    pieces = cast("tuple[Tensor, ...]", landing.split(sizes))
+    pieces = cast("tuple[Tensor, ...]", arrived.split(sizes))
     parts = [
         outgoing[me] if k == me else piece.view(shape)
-        for k, (piece, shape) in enumerate(zip(pieces, shapes, strict=True))
+        for k, (piece, shape) in enumerate(zip(pieces, landing.shapes, strict=True))
     ]
     return Flight(parts, [] if work is None else [work], [flat])
 
 
-def launch_messages(
-    outgoing: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], group: ProcessGroup
+def launch_messages(outgoing: Sequence[Tensor], landing: Landing, group: ProcessGroup) -> Flight:
+    """The all-to-all as point-to-point messages, receives first."""
+    me, members = group.rank(), range(len(outgoing))
+    own, parts = outgoing[me], list(landing.places or ())
+    if not parts:
+        parts = [own if k == me else own.new_empty(landing.shapes[k]) for k in members]
+    sent = [(k, outgoing[k].contiguous()) for k in members if k != me]
+    flight = post(sent, [(k, parts[k]) for k in members if k != me], group)
+    if landing.places is not None:
+        parts[me].copy_(own)
+    return Flight(parts, flight.works, flight.sent)
+
+
+def post(
+    outgoing: Sequence[tuple[int, Tensor]],
+    incoming: Sequence[tuple[int, Tensor]],
+    group: ProcessGroup | None,
 ) -> Flight:
-    """The all-to-all as point-to-point messages, receives first; arguments as of ``launch``."""
-    me = group.rank()
-    own = outgoing[me]
-    parts = [own if k == me else own.new_empty(shape) for k, shape in enumerate(shapes)]
-    sent = [x.contiguous() for x in outgoing]
-    messages = [
-        dist.P2POp(op, x, group=group, group_peer=k)
-        for op, tensors in ((dist.irecv, parts), (dist.isend, sent))
-        for k, x in enumerate(tensors)
-        if k != me and x.numel()
-    ]
-    return Flight(parts, dist.batch_isend_irecv(messages) if messages else [], sent)
+    """Exchange messages with some members of a group; messages of no elements are left out.
+
+    Between two ranks messages arrive in the order in which they were sent.
+
+    Args:
+      outgoing: members and what each is sent; contiguous.
+      incoming: members and the tensor into which what each sends is put; contiguous.
+      group: the group; may be None where there are no messages.
+    Returns: the messages in flight; its parts are the tensors of ``incoming``.
+    """
+    works: list[Work] = []
+    if group is not None:
+        works += [group.recv([x], k, TAG) for k, x in incoming if x.numel()]
+        works += [group.send([x], k, TAG) for k, x in outgoing if x.numel()]
+    return Flight([x for _, x in incoming], works, [x for _, x in outgoing])
 
 
 def launch_sum(x: Tensor, group: ProcessGroup) -> Flight:

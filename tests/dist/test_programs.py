@@ -97,22 +97,22 @@ def program_of(case, mesh):
 def run_cases(mesh_sizes, cases, plans):
     """On a rank: each case's result, gradient and bytes sent forward and backward."""
     sent, mesh = [0], Mesh(**mesh_sizes)
-    messages, reduce = dist.batch_isend_irecv, dist.all_reduce
+    send, reduce = dist.ProcessGroup.send, dist.all_reduce
 
-    def counting(operations):
-        sent[0] += sum(o.tensor.nbytes for o in operations if o.op is dist.isend)
-        return messages(operations)
+    def counting(group, tensors, *where):
+        sent[0] += sum(x.nbytes for x in tensors)
+        return send(group, tensors, *where)
 
     def counting_sum(x, group=None, **options):
         ranks = group.size()
         sent[0] += -(-2 * (ranks - 1) * x.numel() // ranks) * x.itemsize
         return reduce(x, group=group, **options)
 
-    dist.batch_isend_irecv, dist.all_reduce = counting, counting_sum
+    dist.ProcessGroup.send, dist.all_reduce = counting, counting_sum
     try:
         return [run_case(*pair, mesh, sent) for pair in zip(cases, plans, strict=True)]
     finally:
-        dist.batch_isend_irecv, dist.all_reduce = messages, reduce
+        dist.ProcessGroup.send, dist.all_reduce = send, reduce
 
 
 def run_case(case, plan, mesh, sent):

@@ -10,7 +10,7 @@ from vlshard.errors import LayoutError
 from vlshard.mesh import Mesh
 from vlshard.moves import plan_moves
 from vlshard.reshard import reshard
-from vlshard.transport import launch_messages, launch_single
+from vlshard.transport import Landing, launch_messages, launch_single
 
 HAVE = [np.arange(0, 5), np.arange(5, 5), np.arange(5, 7), np.arange(7, 12)]
 WANT = [np.array([11, 3]), np.array([0, 11, 6]), np.arange(12), np.arange(0)]
@@ -122,8 +122,8 @@ def launch_both_ways(sizes):
     """Rank r sends ``sizes[r][k]`` rows to rank k, by messages and by one collective."""
     rank, group = dist.get_rank(), dist.group.WORLD
     outgoing = [torch.full((3, n), 10.0 * rank + k).T for k, n in enumerate(sizes[rank])]
-    shapes = [(row[rank], 3) for row in sizes]
-    ways = [way(outgoing, shapes, group).wait() for way in (launch_messages, launch_single)]
+    landing = Landing([(row[rank], 3) for row in sizes])
+    ways = [way(outgoing, landing, group).wait() for way in (launch_messages, launch_single)]
     return [[(part.shape, part.unique().tolist()) for part in parts] for parts in ways]
 
 
