@@ -31,7 +31,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all-pairs",
         action="store_true",
-        help="carry out every pair of specs on a 2x2 mesh, not every fourth",
+        help="carry out every pair of specs, not only some",
     )
 
 

@@ -10,7 +10,7 @@ axes that cut it have ranks, and twice that for each zigzag.
 
 from collections.abc import Mapping
 from itertools import product
-from math import prod
+from math import lcm, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -180,8 +180,8 @@ def symbolic_packing(sides: tuple[Cuts, Cuts], ranks: Mapping[str, int]) -> Pack
     homes = [prod(ranks[a] for a in cut.axes) for cut in cuts if cut.order == "home"]
     segments = prod(ranks[axis] for axis in dealt)
     length = prod(ranks[a] for a in within) * 2 ** sum(cut.order == "zigzag" for cut in cuts)
-    most = max(homes, default=1)
-    return Packing([length] * segments, home=[i % most for i in range(segments)], homes=most)
+    every = lcm(*homes)
+    return Packing([length] * segments, home=[i % every for i in range(segments)], homes=every)
 
 
 def _bound(cuts: Cuts, part: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[BoundCut, ...]:

@@ -19,6 +19,7 @@ from vlshard.spec import Name, Spec
 from vlshard.spec import arrow as read_arrow
 from vlshard.steps import Slice, ZeroPad
 from vlshard.transition import transition
+from vlshard.untraced import untraced
 
 Sizes = Mapping[str, int | Packing]
 Stage = tuple[Route, ProcessGroup | None]
@@ -42,6 +43,7 @@ class Lowered:
     rank: int
     stages: tuple[Stage, ...]
 
+    @untraced
     def __call__(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Move a tensor from the layout before to the one after, differentiably.
 
@@ -103,6 +105,7 @@ def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
     return Lowered(program, layouts[0], layouts[-1], mesh.rank, tuple(stages))
 
 
+@untraced
 def reshard(
     x: Shaped[Tensor, "..."], arrow: str, mesh: Mesh, /, **sizes: int | Packing
 ) -> Shaped[Tensor, "..."]:

@@ -2,6 +2,7 @@
 
 import random
 from functools import lru_cache
+from math import lcm
 
 import numpy as np
 import pytest
@@ -40,9 +41,7 @@ def sizes_of(src, dst, mesh, seed):
     for i, dim in enumerate(src.dims):
         size = SIZES[dim.kind][(seed // 3**i) % len(SIZES[dim.kind])]
         cuts = [cut for side in (src, dst) for cut in side.dims[i].cuts]
-        homes = max(
-            [oracle.ranks_along(c.axes, mesh) for c in cuts if c.order == "home"], default=1
-        )
+        homes = lcm(*(oracle.ranks_along(c.axes, mesh) for c in cuts if c.order == "home"))
         home = tuple(HOME[k % len(HOME)] % homes for k in range(len(size.lengths)))
         found.append(size._replace(home=home, homes=homes))
     return tuple(found)

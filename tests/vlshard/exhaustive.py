@@ -1,0 +1,183 @@
+"""Programs against exhaustive search, a simulator and DTensor: ``python -m`` this module.
+
+- Every pair of specs of up to three dims over up to two axes (sizes 2 to 4; plain, joined, nested,
+  zigzag, home and pending splits; fused dims; packed dims on three Packings): the program is the
+  one that exhaustive search finds, step by step.
+- Programs on up to 16 ranks, simulated: every rank's result, the gradients, and the bytes.
+- Layouts that DTensor can say: no program sends more than DTensor does.
+
+``--draw N`` takes N pairs of each set, as ``make test`` does; without it every pair is checked.
+"""
+
+import argparse
+import random
+import time
+from functools import lru_cache
+from itertools import permutations
+from math import lcm
+from multiprocessing import Pool
+
+from tests import oracle
+from tests.cheapest import cheapest
+from tests.oracle import Case, Size
+from tests.simulator import simulate
+from tests.vlshard import beside_dtensor
+from vlshard.mesh_shape import MeshShape
+from vlshard.packing import Packing
+from vlshard.transition import transition
+
+MESHES = [
+    *({"cp": n} for n in (2, 3, 4)),
+    *({"dp": a, "cp": b} for a, b in [(2, 2), (2, 3), (4, 2), (3, 3), (3, 4), (4, 4)]),
+]
+KINDS = ["plain", "plain plain", "pack", "pack plain", "fused", "fused plain"]
+KINDS_OF_THREE = ["plain plain plain", "pack plain plain", "fused plain plain", "pack fused plain"]
+SIMULATED = [
+    {"dp": 2, "cp": 3},
+    {"dp": 4, "cp": 2},
+    {"dp": 2, "cp": 2, "tp": 2},
+    {"dp": 4, "cp": 4},
+]
+BESIDE_DTENSOR = [{"dp": 2, "cp": 4}, {"dp": 4, "cp": 2}, {"dp": 2, "cp": 2, "tp": 2}]
+HOME = (1, 10, 3, 4, 8, 7, 2, 9)
+PACKS = [
+    Size((8, 4, 12, 0, 4), unit=4),
+    Size((4, 2, 2, 6), unit=2),
+    Size((3, 1, 5, 2, 2, 4, 1), unit=1),
+]
+
+
+def sizes_of(src, dst, mesh, pack):
+    """Sizes for the dims; segments and rows are at home somewhere."""
+    found = []
+    for a, b in zip(src.dims, dst.dims, strict=True):
+        ranks = oracle.count(mesh)
+        plain, fused = Size((1,) * 7), Size((2 * ranks, ranks))
+        size = {"plain": plain, "fused": fused, "pack": PACKS[pack]}[a.kind]
+        cuts = [cut for cut in (*a.cuts, *b.cuts) if cut.order == "home"]
+        homes = lcm(*(oracle.ranks_along(cut.axes, mesh) for cut in cuts))
+        home = tuple(HOME[k % len(HOME)] % homes for k in range(len(size.lengths)))
+        found.append(size._replace(home=home, homes=homes))
+    return tuple(found)
+
+
+def named(src, dst, sizes):
+    """Sizes as the package takes them."""
+    found = {}
+    for a, b, size in zip(src.dims, dst.dims, sizes, strict=True):
+        if a.kind == "fused":
+            found |= dict(zip("hd", size.lengths, strict=True))
+        elif a.kind == "pack":
+            found["img"] = Packing(size.lengths, size.unit, size.home, homes=size.homes)
+        elif any(cut.order == "home" for cut in (*a.cuts, *b.cuts)):
+            found[a.name] = Packing(size.lengths, size.unit, size.home, homes=size.homes)
+        else:
+            found[a.name] = len(size.lengths)
+    return found
+
+
+@lru_cache
+def specs_of(kinds, axes):
+    return oracle.specs_of(kinds.split(), axes)
+
+
+def first_of_its_kind(kinds, src, dst):
+    """Whether no order of the plain dims gives a pair that comes earlier."""
+    plain = [i for i, kind in enumerate(kinds.split()) if kind == "plain"]
+    pairs = [(str(src.dims[i].cuts), str(dst.dims[i].cuts)) for i in plain]
+    return list(pairs) == min(map(list, permutations(pairs)))
+
+
+def pairs_of(kinds, mesh, draw, seed):
+    """All pairs, but for those that differ from another by the order of plain dims; or some."""
+    specs, rng = specs_of(kinds, tuple(mesh)), random.Random(f"{seed} {kinds} {mesh}")
+    if draw is None:
+        pairs = ((a, b) for a in specs for b in specs)
+        yield from (p for p in pairs if may_be(*p) and first_of_its_kind(kinds, *p))
+        return
+    while draw:
+        pair = tuple(rng.choices(specs, k=2))
+        if may_be(*pair):
+            draw -= 1
+            yield pair
+
+
+def may_be(src, dst):
+    return {*dst.pending} <= {*src.pending}
+
+
+def program_of(src, dst, mesh, sizes):
+    texts = oracle.text_of(src), oracle.text_of(dst)
+    return transition(*texts, MeshShape(**mesh), **named(src, dst, sizes))
+
+
+def check_steps(work):
+    """The program of a pair is the cheapest; what is wrong, or the number of states looked at."""
+    src, dst, mesh, pack = work
+    sizes = sizes_of(src, dst, mesh, pack)
+    program, right = program_of(src, dst, mesh, sizes), cheapest(src, dst, mesh, sizes)
+    if tuple(map(str, program.steps)) != right.steps:
+        return f"{program}\nby exhaustive search: {right}"
+    return right.states
+
+
+def check_values(work):
+    """A program's results, gradients and bytes on every rank; what is wrong, or its steps."""
+    src, dst, mesh, pack = work
+    case = Case(src, dst, sizes_of(src, dst, mesh, pack), pack)
+    program = program_of(src, dst, mesh, case.sizes)
+    found = simulate(program, case, mesh)
+    for rank, block in enumerate(found.results):
+        if not (block == oracle.output_of(case, mesh, rank)).all():
+            return f"{program}\nrank {rank} ends with other values: {case}"
+        sent = [sum(step[rank] for step in way) for way in (found.forward, found.backward)]
+        if tuple(sent) != program.bytes_sent(rank=rank, itemsize=1, **named(src, dst, case.sizes)):
+            return f"{program}\nrank {rank} sends {sent}: {case}"
+    if faults := oracle.gradient_faults(case, mesh, found.gradients):
+        return f"{program}\ngradients are wrong at {faults}: {case}"
+    return len(program.steps)
+
+
+def run(pool, check, work, what):
+    """Check all; print how many, and stop at the first that is wrong."""
+    began, number, total = time.perf_counter(), 0, 0
+    for answer in pool.imap_unordered(check, work, chunksize=16):
+        if isinstance(answer, str):
+            raise SystemExit(f"{what}: {answer}")
+        number, total = number + 1, total + answer
+    print(
+        f"{what:58}{number:8,} pairs {total:11,} {time.perf_counter() - began:8.1f} s", flush=True
+    )
+
+
+def main():
+    """Run the checks that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--draw", type=int, help="pairs of each set; without it all")
+    parser.add_argument("--seed", type=int, default=0, help="which pairs are drawn")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    args = parser.parse_args()
+    with Pool(args.jobs) as pool:
+        for mesh in MESHES:
+            for kinds in KINDS + KINDS_OF_THREE:
+                packs = range(len(PACKS)) if "pack" in kinds else [0]
+                for pack in packs if args.draw is None else [args.seed % len(packs)]:
+                    pairs = pairs_of(kinds, mesh, args.draw, args.seed)
+                    work = ((*pair, mesh, pack) for pair in pairs)
+                    run(pool, check_steps, work, f"steps   {kinds}, pack {pack}, {mesh}")
+        for mesh in SIMULATED:
+            for kinds in KINDS + KINDS_OF_THREE:
+                draw = args.draw or 2000
+                pairs = pairs_of(kinds, mesh, draw, args.seed)
+                work = ((*pair, mesh, k % 3) for k, pair in enumerate(pairs))
+                run(pool, check_values, work, f"values  {kinds}, {mesh}")
+    for mesh in BESIDE_DTENSOR:
+        pairs = [*beside_dtensor.pairs_of(mesh)]
+        some = random.Random(args.seed).sample(
+            pairs, min(len(pairs), (args.draw or len(pairs)) * 5)
+        )
+        print(f"beside DTensor  {mesh}", beside_dtensor.compare(some, mesh), flush=True)
+
+
+if __name__ == "__main__":
+    main()
