@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,8 +48,8 @@ COPIES = {
 }
 
 
-def by_hand(step: str, x: Tensor) -> Tensor:
-    """A step over all ranks, written with torch alone."""
+def by_hand(step: str, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """A step over a group of all ranks, written with torch alone."""
     n, me = dist.get_world_size(), dist.get_rank()
     match step:
         case "AllToAll":
@@ -57,18 +57,18 @@ def by_hand(step: str, x: Tensor) -> Tensor:
             out = x.new_empty((n * x.shape[0], x.shape[1] // n, x.shape[2]))
             places = out.chunk(n)
             places[me].copy_(parts[me])
-            swap(places, [part.contiguous() for part in parts])
+            swap(places, [part.contiguous() for part in parts], group)
             return out
         case "AllGather":
             out = x.new_empty((n * x.shape[0], *x.shape[1:]))
             places = out.chunk(n)
             places[me].copy_(x)
-            swap(places, [x] * n)
+            swap(places, [x] * n, group)
             return out
         case "ReduceScatter":
             parts = x.chunk(n)
             terms = [x.new_empty(part.shape) for part in parts]
-            swap(terms, parts)
+            swap(terms, parts, group)
             out = parts[me].clone()
             for k in range(n):
                 if k != me:
@@ -76,22 +76,24 @@ def by_hand(step: str, x: Tensor) -> Tensor:
             return out
         case _:
             out = x.clone()
-            dist.all_reduce(out)
+            dist.all_reduce(out, group=group)
             return out
 
 
-def swap(places: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+def swap(places: Sequence[Tensor], parts: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Send a part to every other rank and receive one, receives first."""
     others = [k for k in range(len(parts)) if k != dist.get_rank()]
-    receives = [dist.P2POp(dist.irecv, places[k], k) for k in others]
-    sends = [dist.P2POp(dist.isend, parts[k], k) for k in others]
+    receives = [dist.P2POp(dist.irecv, places[k], k, group) for k in others]
+    sends = [dist.P2POp(dist.isend, parts[k], k, group) for k in others]
     for work in dist.batch_isend_irecv([*receives, *sends]):
         work.wait()
 
 
-def contenders(step: str, mesh: Mesh, devices: Any) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The three ways to carry out a step."""
+def contenders(step: str, mesh: Mesh) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The three ways to carry out a step, through the same group."""
     arrow, _, before, after = STEPS[step]
+    group = mesh.group(["cp"])
+    devices = DeviceMesh.from_group(group, "cpu")
 
     def dtensor(x: Tensor) -> Tensor:
         held = DTensor.from_local(x, devices, [before], run_check=False)
@@ -99,7 +101,7 @@ def contenders(step: str, mesh: Mesh, devices: Any) -> dict[str, Callable[[Tenso
 
     return {
         "reshard": lambda x: reshard(x, arrow, mesh),
-        "hand": lambda x: by_hand(step, x),
+        "hand": lambda x: by_hand(step, x, group),
         "DTensor": dtensor,
     }
 
@@ -109,17 +111,17 @@ def race(rank: int, folder: str, sizes: Sequence[int], rounds: int) -> None:
     warnings.filterwarnings("ignore")  # DTensor says that it has no all-to-all on the CPU
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/race", rank=rank, world_size=2)
-    mesh, devices = Mesh(cp=2), init_device_mesh("cpu", (2,))
+    mesh = Mesh(cp=2)
     if rank == 0:
         print(f"\n{'2 ranks, gloo':15}{'sent':>10}{'reshard':>10}{'by hand':>10}{'DTensor':>10} ms")
         print(f"{'':55}  to hand  to DTensor")
     with torch.no_grad():
         for step in STEPS:
-            ways = contenders(step, mesh, devices)
+            ways = contenders(step, mesh)
             for size in sizes:
                 rows = STEPS[step][1] * size // (4 * 2 * WIDTH)
                 x = torch.randn(rows, 2, WIDTH)
-                times = turns(ways, x, rounds)
+                times = turns(ways, x, mesh.group(["cp"]), rounds)
                 if rank == 0:
                     tell(step, size, times)
     if rank == 0:
@@ -129,7 +131,9 @@ def race(rank: int, folder: str, sizes: Sequence[int], rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def turns(ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor, rounds: int) -> dict[str, Tensor]:
+def turns(
+    ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor, group: dist.ProcessGroup, rounds: int
+) -> dict[str, Tensor]:
     """Seconds of each round by way, the slowest rank's."""
     results = [way(x) for way in ways.values()]
     for other in results[1:]:
@@ -139,7 +143,7 @@ def turns(ways: dict[str, Callable[[Tensor], Tensor]], x: Tensor, rounds: int) -
     names = list(ways)
     for turn in range(rounds):
         for name in names[turn % 3 :] + names[: turn % 3]:
-            dist.barrier()
+            dist.barrier(group)
             start = time.perf_counter()
             ways[name](x)
             times[name][turn] = time.perf_counter() - start
@@ -207,11 +211,12 @@ def overheads(rounds: int) -> None:
 
 def one_of_each(step: str, arrow: str, mesh: Mesh, x: Tensor) -> tuple[float, float]:
     """Microseconds of one call of ``reshard`` and one by hand."""
+    group = mesh.group(["cp"])
     with torch.no_grad():
         start = time.perf_counter()
         reshard(x, arrow, mesh)
         between = time.perf_counter()
-        by_hand(step, x)
+        by_hand(step, x, group)
         return (between - start) * 1e6, (time.perf_counter() - between) * 1e6
 
 
