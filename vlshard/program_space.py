@@ -289,19 +289,28 @@ class ProgramSpace:
         """What is still to be sent at least, and in how many steps at least.
 
         A rank has to gain what it lacks of its part. Axes that belong on other dims leave theirs
-        in one all-to-all a dim at least, and sums are reduced, of the smallest part there can be.
+        in one all-to-all a dim at least, and come to the others so; sums are reduced. All that is
+        done at least with the smallest part that a rank can have.
         """
         if node not in self._rests:
-            masks = self._masks(node)
-            rest = max(0, self._share(self._placed) - self._share(sum(masks)))
-            least = self._unit // self.ranks
-            groups = [m & self._placed & ~g for m, g in zip(masks, self._goal_masks, strict=True)]
-            for group in (*groups, node.pending):
-                if group:
-                    rest += least - least // self._span(group)
+            masks, goal = self._masks(node), self._goal_masks
+            gain = max(0, self._share(self._placed) - self._share(sum(masks)))
+            placed = self._placed & sum(masks)
+            leaving = [m & placed & ~g for m, g in zip(masks, goal, strict=True)]
+            coming = [g & placed & ~m for m, g in zip(masks, goal, strict=True)]
+            moved = max(self._least(leaving), self._least(coming))
             differ = sum(a != b for a, b in zip(node.dims, self.goal.dims, strict=True))
-            self._rests[node] = (rest, (differ + 1) // 2 or bool(node.pending))
+            steps = max((differ + 1) // 2, sum(map(bool, leaving)), sum(map(bool, coming)))
+            self._rests[node] = (
+                gain + moved + self._least([node.pending]),
+                steps or bool(node.pending),
+            )
         return self._rests[node]
+
+    def _least(self, masks: Sequence[int]) -> int:
+        """What one all-to-all over each of some sets of axes sends at least."""
+        part = self._unit // self.ranks
+        return sum(part - part // self._span(mask) for mask in masks if mask)
 
 
 def _put(node: Node, dim: int, number: int) -> Node:

@@ -101,13 +101,11 @@ def test_transition_keeps_the_layouts_between():
         ("s@cp h", "s@cp.0 h@cp.1", (Exchange(("cp",), "s"), AllToAll("cp.1", "s", "h"))),
         ("s@cp.0@cp.1 h", "s@cp.0 h@cp.1", (AllToAll("cp.1", "s", "h"),)),
         ("s@cp h", "s h", (AllGather("cp", "s"),)),
-        ("s h + cp", "s h + cp.1", (AllReduce("cp.0"),)),
+        ("s h + cp.0 cp.1", "s h + cp.1", (AllReduce("cp.0"),)),
         ("s h + cp tp", "s@(tp cp) h", (ReduceScatter("(tp cp)", "s"),)),
     ],
 )
 def test_axes_in_parts(src, dst, steps):
-    if src.endswith("+ cp"):
-        src = "s h + cp.0 cp.1"
     assert transition(src, dst, MeshShape(cp=(2, 4), tp=2)).steps == steps
 
 
@@ -135,6 +133,17 @@ def test_transition_points_at_an_unknown_axis_in_the_arrow():
         "  t@cp -> t@xp\n"
         "            ^^\n"
         "  mesh: dp=2 cp=4; did you mean 'cp' or 'dp'?"
+    )
+
+
+def test_transition_points_at_a_packing_that_does_not_fit():
+    with pytest.raises(LayoutError) as error:
+        transition("(img@cp s) c", "(img@dp.home s) c", MESH, img=Packing([4, 4]), where="a.py:7")
+    assert str(error.value) == (
+        "'.home' needs to know who holds each segment of 'img'\n"
+        "  a.py:7: (img@cp s) c -> (img@dp.home s) c\n"
+        "                                  ^^^^\n"
+        "  give img=Packing(lengths, home=[...])"
     )
 
 
