@@ -1,0 +1,48 @@
+"""Counts the bytes of live tensors, and the most there were, while a block of code runs."""
+
+import weakref
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vlshard.pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Notes every storage that an operation makes until it is freed.
+
+    Attributes:
+      peak: the most bytes that were alive at once, of storages made inside.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._alive = 0
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if is_dense(x)}
+        for leaf in tree_leaves(out):
+            if is_dense(leaf) and leaf.untyped_storage()._cdata not in given:
+                self._note(leaf.untyped_storage())
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known[key] = storage.nbytes()
+        self._alive += storage.nbytes()
+        self.peak = max(self.peak, self._alive)
+        weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self._alive -= self._known.pop(key)
+
+
+def is_dense(x: object) -> bool:
+    """Whether it is a tensor with a storage of its own or a shared one."""
+    return isinstance(x, Tensor) and x.layout == torch.strided
