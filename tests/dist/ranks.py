@@ -5,10 +5,12 @@ ranks returned, in rank order. A rank finds the function by its file and name, s
 can hand over its own functions. Arguments and results are pickled; each rank has one thread,
 the shape hook on and warnings as errors, as pytest's own process has.
 
-A failing rank raises its traceback here. A rank that is still busy at the time limit is killed,
-after its stack was written down. After either, the next run starts fresh ranks.
+The ranks are forked from one process that has imported torch and the packages, so that this is
+done once a pool. A failing rank raises its traceback here. A rank that is still busy at the time
+limit is killed, after its stack was written down. After either, the next run starts fresh ranks.
 """
 
+import contextlib
 import datetime
 import faulthandler
 import importlib.util
@@ -31,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120
 GRACE_SECONDS = 3
+PRELOADED = ("torch.distributed.fsdp", "vlshard", "model.modules", "model.inputs")
 
 
 class RankError(AssertionError):
@@ -47,7 +50,8 @@ class Ranks:
           world: number of ranks.
         """
         self.world = world
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._origin: subprocess.Popen[bytes] | None = None
+        self._pids: list[int] = []
         self._pipes: list[Connection] = []
         self._logs: list[Path] = []
 
@@ -61,7 +65,7 @@ class Ranks:
         Returns: the ranks' results, in rank order.
         Raises: RankError with the ranks' tracebacks, exits or stacks.
         """
-        if not self._processes:
+        if self._origin is None:
             self._start()
         path = inspect.getsourcefile(function)
         message = pickle.dumps((path, function.__qualname__, args))
@@ -76,12 +80,13 @@ class Ranks:
         """Stop the ranks."""
         for pipe in self._pipes:
             pipe.close()
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        if self._origin is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._origin.pid, signal.SIGKILL)
+            self._origin.wait()
         for log in self._logs:
             log.unlink()
-        self._processes, self._pipes, self._logs = [], [], []
+        self._origin, self._pids, self._pipes, self._logs = None, [], [], []
 
     def _start(self) -> None:
         """Start the processes; rank 0 chooses the port at which all of them meet."""
@@ -89,28 +94,33 @@ class Ranks:
             **{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")},
             **{"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
         }
+        theirs: list[Connection] = []
+        handles: list[int] = []
         for rank in range(self.world):
-            ours, theirs = Pipe()
+            mine, other = Pipe()
             handle, log = tempfile.mkstemp(suffix=f".rank{rank}.log")
-            command = [sys.executable, __file__, str(rank), str(self.world), str(theirs.fileno())]
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=handle,
-                stderr=handle,
-            )
-            os.close(handle)
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+            self._pipes.append(mine)
             self._logs.append(Path(log))
+            theirs.append(other)
+            handles.append(handle)
+        numbers = [str(n) for n in (*(pipe.fileno() for pipe in theirs), *handles)]
+        self._origin = subprocess.Popen(
+            [sys.executable, __file__, *numbers],
+            cwd=ROOT,
+            env=environment,
+            pass_fds=[int(n) for n in numbers],
+            stdin=subprocess.DEVNULL,
+            stdout=handles[0],
+            stderr=handles[0],
+            start_new_session=True,
+        )
+        for handle, pipe in zip(handles, theirs, strict=True):
+            os.close(handle)
+            pipe.close()
         port = self._collect(START_SECONDS, "start", ranks=[0])[0]
         for pipe in self._pipes[1:]:
             pipe.send_bytes(pickle.dumps(port))
-        self._collect(START_SECONDS, "start")
+        self._pids = self._collect(START_SECONDS, "start")
 
     def _collect(self, timeout: float, what: str, ranks: list[int] | None = None) -> list[Any]:
         """One answer of each rank; the first failure leaves the others a short time."""
@@ -131,8 +141,9 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if not missing and not faults:
             return [results[rank] for rank in sorted(results)]
-        for rank in missing:
-            self._processes[rank].send_signal(signal.SIGUSR1)
+        for rank in missing if self._pids else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pids[rank], signal.SIGUSR1)
         time.sleep(0.5 if missing else 0)
         busy = {
             rank: f"no answer in {timeout:g} s; it was at\n{self._tail(rank)}" for rank in missing
@@ -163,9 +174,7 @@ def _join(rank: int, world: int, pipe: Connection) -> None:
     """Bring up the default group."""
     import torch
     import torch.distributed as dist
-    from jaxtyping import install_import_hook
 
-    install_import_hook(["vlshard", "model", "plans"], "beartype.beartype")
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=START_SECONDS)
     port = 0 if rank == 0 else pickle.loads(pipe.recv_bytes())
@@ -179,7 +188,7 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
     """Run what comes down the pipe until it closes."""
     _join(rank, world, pipe)
     warnings.simplefilter("error")
-    pipe.send_bytes(pickle.dumps((True, None)))
+    pipe.send_bytes(pickle.dumps((True, os.getpid())))
     modules: dict[str, types.ModuleType] = {}
     while True:
         try:
@@ -194,6 +203,28 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
         pipe.send_bytes(message)
 
 
+def _fork(pipes: list[int], logs: list[int]) -> None:
+    """Import what all ranks need, become all of them, and wait for them to end."""
+    from jaxtyping import install_import_hook
+
+    install_import_hook(["vlshard", "model", "plans"], "beartype.beartype")
+    for name in PRELOADED:
+        importlib.import_module(name)
+    for rank, (pipe, log) in enumerate(zip(pipes, logs, strict=True)):
+        if os.fork() == 0:
+            for other in {*pipes, *logs} - {pipe, log}:
+                os.close(other)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            faulthandler.register(signal.SIGUSR1, all_threads=False)
+            _serve(rank, len(pipes), Connection(pipe))
+            os._exit(0)
+    for pipe in pipes:
+        os.close(pipe)
+    for _ in pipes:
+        os.wait()
+
+
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
-    _serve(int(sys.argv[1]), int(sys.argv[2]), Connection(int(sys.argv[3])))
+    numbers = [int(number) for number in sys.argv[1:]]
+    _fork(numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :])
