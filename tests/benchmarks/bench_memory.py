@@ -1,7 +1,7 @@
 """Peak bytes of live tensors in the vision tower, per rank, for one large image over cp ranks.
 
-``make bench`` runs it. Weights and the patches themselves do not count; what does is everything that
-one forward and backward pass makes. The ideal is the bytes of one rank divided by the ranks.
+``make bench`` runs it. Weights and the patches themselves do not count; what does is all that one
+forward and backward pass makes. The ideal is the bytes of one rank divided by the ranks.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from model.positions import coords_of_patches, corners_of_patches
 from tests.benchmarks.launch import inside_ranks, on_ranks
 from tests.benchmarks.live_bytes import LiveBytes
 from tests.tiny import tiny_raw
-from vlshard import Mesh, Plan, gather, replicate, ring, ulysses
+from vlshard import Mesh, Plan, gather, replicate, ulysses
 from vlshard.header import SampleFacts, make_headers
 
 SIDE = 64
@@ -33,7 +33,7 @@ VISION = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [1, 3],
 }
-MODES = {"gather": gather("cp"), "ulysses": ulysses("cp")}
+MODES = {"gather": gather("cp"), "ulysses": ulysses("cp"), "ring": ring("cp")}
 
 
 def peak(mode: str, every: int) -> int:
