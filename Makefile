@@ -37,7 +37,12 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_language
-	$(BIN)/python -m tests.benchmarks.bench_plans
+	$(BIN)/python -m tests.benchmarks.seed_table
+	$(BIN)/python -m tests.benchmarks.seed_table --shapes small --losses 100
+	$(BIN)/python -m tests.benchmarks.peers_table
+	$(BIN)/python -m tests.benchmarks.bench_dealing
+	$(BIN)/python -m tests.benchmarks.bench_memory
+	$(BIN)/python -m tests.benchmarks.bench_overlap
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache

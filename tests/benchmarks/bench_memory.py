@@ -19,7 +19,7 @@ from model.positions import coords_of_patches, corners_of_patches
 from tests.benchmarks.launch import inside_ranks, on_ranks
 from tests.benchmarks.live_bytes import LiveBytes
 from tests.tiny import tiny_raw
-from vlshard import Mesh, Plan, gather, replicate, ulysses
+from vlshard import Mesh, Plan, gather, replicate, ring, ulysses
 from vlshard.header import SampleFacts, make_headers
 
 SIDE = 64
