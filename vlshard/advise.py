@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlshard.contract import ModelConfig
+from vlshard.contract import EncoderCosts
 from vlshard.dims import FloatArray
 from vlshard.errors import PlanError
 from vlshard.header import IntArray
@@ -59,7 +59,7 @@ class Advice:
 def advise_patches(
     lengths: Sequence[int],
     mesh: MeshShape,
-    config: ModelConfig,
+    config: EncoderCosts,
     bandwidth: float,
     flops: float,
     *,
@@ -113,7 +113,7 @@ def _advice(text: str, mode: Whole, work: FloatArray, sent: IntArray, bandwidth:
     )
 
 
-def _candidates(mesh: MeshShape, config: ModelConfig) -> Iterator[tuple[str, Whole]]:
+def _candidates(mesh: MeshShape, config: EncoderCosts) -> Iterator[tuple[str, Whole]]:
     """Layouts of the patches, each with the modes that can meet it."""
     yield "(img@dp.home s)", None
     if mesh.sizes["cp"] > 1:
@@ -141,7 +141,7 @@ def _work(where: Layout, rows: list[IntArray], mode: Whole, mesh: MeshShape) -> 
 
 
 def _sent(
-    where: Layout, rows: list[IntArray], mode: Whole, mesh: MeshShape, config: ModelConfig
+    where: Layout, rows: list[IntArray], mode: Whole, mesh: MeshShape, config: EncoderCosts
 ) -> IntArray:
     """Elements that each rank sends, forward and backward."""
     heads, ranks = config.heads["vision"], mesh.sizes["cp"]

@@ -13,13 +13,8 @@ SITES = {"vision": PATCHES, "text": TOKENS}
 
 
 @runtime_checkable
-class ModelConfig(Protocol):
-    """What a plan must know of a model to be checked against it."""
-
-    @property
-    def boundaries(self) -> Mapping[str, str]:
-        """Dims of each named boundary, for example ``{"text.tokens": "b s m"}``."""
-        ...
+class EncoderCosts(Protocol):
+    """What laying out patches must know of a model."""
 
     @property
     def heads(self) -> Mapping[str, Heads]:
@@ -34,6 +29,16 @@ class ModelConfig(Protocol):
     @property
     def patch_cost(self) -> tuple[float, float]:
         """(a, b): the vision encoder's work on a frame of n patches is ``a * n**2 + b * n``."""
+        ...
+
+
+@runtime_checkable
+class ModelConfig(EncoderCosts, Protocol):
+    """What a plan must know of a model to be checked against it."""
+
+    @property
+    def boundaries(self) -> Mapping[str, str]:
+        """Dims of each named boundary, for example ``{"text.tokens": "b s m"}``."""
         ...
 
     def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
