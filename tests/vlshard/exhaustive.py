@@ -6,8 +6,8 @@
 - Programs on up to 16 ranks, simulated: every rank's result, the gradients, and the bytes.
 - Layouts that DTensor can say: no program sends more than DTensor does.
 
-``--draw N`` takes N pairs of each set, as ``make test`` does; without it every pair is checked, and 300
-of each set are simulated.
+``--draw N`` takes N pairs of each set, as ``make test`` does; without it every pair is checked, and
+300 of each set are simulated.
 """
 
 import argparse
