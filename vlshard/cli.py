@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return options.command(options)
     except ShardError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return WRONG
+    except MemoryError:
+        print("MemoryError: these sizes are too large to be drawn", file=sys.stderr)
+    return WRONG
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, product
 from typing import Literal
 
 from vlshard.dims import Packed
 from vlshard.layout import Layout
+from vlshard.mesh_shape import MeshShape
 from vlshard.pieces import Pieces
 from vlshard.spec import splits_in
 
@@ -118,13 +118,20 @@ class Picture:
         mesh = self.layout.mesh
         copies = mesh.span(self.others)
         found: list[Holder] = []
-        places = product(*(range(mesh.parts[part]) for part in self.axes))
-        for number, place in enumerate(islice(places, self.most)):
-            named = dict(zip(self.axes, place, strict=True))
-            rank = mesh.rank_at(named)
-            ranks = mesh.peers(self.others, rank)[:MOST_RANKS]
-            found.append(Holder(number, ranks, copies, named, self.layout.pieces(rank)))
+        for number, place in enumerate(first_places(mesh, self.axes, self.most)):
+            same = first_places(mesh, self.others, MOST_RANKS)
+            ranks = tuple(mesh.rank_at({**place, **other}) for other in same)
+            found.append(Holder(number, ranks, copies, place, self.layout.pieces(ranks[0])))
         return tuple(found)
+
+
+def first_places(mesh: MeshShape, parts: Sequence[str], most: int) -> Iterator[dict[str, int]]:
+    """The first places along some parts of a mesh, the last part the fastest."""
+    for number in range(min(mesh.span(parts), most)):
+        place: dict[str, int] = {}
+        for part in reversed(parts):
+            number, place[part] = divmod(number, mesh.parts[part])
+        yield {part: place[part] for part in parts}
 
 
 def heading(layout: Layout) -> str:

@@ -114,6 +114,16 @@ def test_show_lists_the_first_of_many_holders(capsys):
     assert lines[-3] == "... and 4,080 more"
 
 
+def test_show_takes_meshes_and_sizes_of_any_size(capsys):
+    mesh = ["--mesh", "dp=1000000000,cp=1000000000"]
+    assert main(["show", "b@dp s", *mesh, "--sizes", "b=1000000000000"]) == 0
+    *ranks, place, cells, runs, _, _ = capsys.readouterr().out.splitlines()[6].split()
+    assert ranks == ["1000000000", "1000000001", "1000000002", "1000000003", "+999999996"]
+    assert (place, cells, runs) == ("1", "+" + "." * 47, "1000-1999")
+    assert main(["show", "(h@tp d)", "--mesh", "tp=2", "--sizes", "h=1000000000000000"]) == 2
+    assert capsys.readouterr().err == "MemoryError: these sizes are too large to be drawn\n"
+
+
 def test_show_draws_before_program_and_after(capsys):
     assert main(["show", "b s@cp h d -> b s h@cp d", "--mesh", "cp=2", "--sizes", "b=1,d=3"]) == 0
     shown = capsys.readouterr().out
