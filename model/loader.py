@@ -21,7 +21,8 @@ from model.sample import Sample, SampleError, sample_facts
 from vlshard.agree import Group, agree, raise_any, together
 from vlshard.errors import ShardError
 from vlshard.header import SampleFacts, StepHeader, deal_rows, make_headers
-from vlshard.plan import BoundPlan, StepBoundaries
+from vlshard.plan import BoundPlan
+from vlshard.step_boundaries import StepBoundaries
 
 DATA_ERRORS = (RowError, ImageError, SampleError, ShardError, OSError)
 DECODERS = 2

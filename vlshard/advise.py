@@ -12,7 +12,7 @@ from vlshard.header import IntArray
 from vlshard.layout import Layout, layout
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing
-from vlshard.schedule import touched_rows
+from vlshard.segments import seen_rows
 from vlshard.settings import Gather, Ring, Ulysses, gather, ring, ulysses
 
 # A multiplication comes with an addition; the backward does twice the forward's work.
@@ -188,7 +188,7 @@ def _passed(where: Layout, rows: list[IntArray], mesh: MeshShape) -> IntArray:
 def _seen(where: Layout, rows: list[IntArray], mesh: MeshShape) -> Iterator[tuple[int, int, int]]:
     """Per rank and other rank of its group: how many of its rows the other's queries see."""
     (packing,) = (size for size in where.sizes.values() if isinstance(size, Packing))
-    wanted = [touched_rows(held, packing.lengths) for held in rows]
+    wanted = [seen_rows(held, packing.lengths, causal=False) for held in rows]
     for rank in range(mesh.size):
         for peer in mesh.peers(("cp",), rank):
             if peer != rank:

@@ -8,28 +8,47 @@ from typing import NamedTuple
 import einops
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
 from vlshard.header import IntArray
 
 
-class Windows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Windows:
     """Equally long stretches of rows, read as one batch."""
 
     starts: IntArray
     length: int
+    _on_device: dict[torch.device, Tensor] = field(
+        default_factory=dict[torch.device, Tensor], init=False, repr=False
+    )
 
-    @property
+    @cached_property
     def joined(self) -> bool:
         """Whether each window begins where the one before it ends."""
         return bool(np.all(np.diff(self.starts) == self.length))
 
-    @property
+    @cached_property
     def rows(self) -> IntArray:
         """Every row of every window, in order."""
         return (self.starts[:, None] + np.arange(self.length)).ravel()
+
+    def index(self, device: torch.device) -> Int[Tensor, " n"]:
+        """The rows as a tensor on the device, sent there once."""
+        if device not in self._on_device:
+            self._on_device[device] = torch.from_numpy(self.rows).to(device)
+        return self._on_device[device]
+
+    def take(self, x: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "b l ..."]:
+        """The rows of all windows: a view where the windows lie side by side, else a copy."""
+        first, total = int(self.starts[0]), len(self.starts) * self.length
+        if self.joined:
+            rows = x[first : first + total]
+        else:
+            rows = x.index_select(0, self.index(x.device))
+        return rows.reshape(len(self.starts), self.length, *x.shape[1:])
 
 
 class Batch(NamedTuple):
@@ -57,12 +76,6 @@ class Runs:
     k_starts: tuple[int, ...]
     k_lengths: tuple[int, ...]
     causal: bool = False
-    _on_device: dict[tuple[str, torch.device], Tensor] = field(
-        default_factory=dict[tuple[str, torch.device], Tensor],
-        init=False,
-        compare=False,
-        repr=False,
-    )
 
     @classmethod
     def segments(cls, lengths: Sequence[int], *, causal: bool = False) -> "Runs":
@@ -71,6 +84,11 @@ class Runs:
         starts = tuple(int(end) for end in ends[:-1])
         sizes = tuple(int(length) for length in lengths)
         return cls(starts, sizes, starts, sizes, causal)
+
+    @classmethod
+    def causal_rows(cls, rows: int, length: int) -> "Runs":
+        """Rows of a batch one after another, each seeing itself causally."""
+        return cls.segments([length] * rows, causal=True)
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
@@ -88,18 +106,11 @@ class Runs:
         return tuple(batches)
 
     @cached_property
-    def restore(self) -> IntArray | None:
+    def restore(self) -> Windows | None:
         """Where each query's result lies in the batches' order; None if they keep the order."""
         rows = [batch.q.rows for batch in self.batches]
         order = np.concatenate([np.empty(0, np.int64), *rows])
-        return None if np.all(np.diff(order) == 1) else np.argsort(order)
-
-    def index(self, name: str, rows: IntArray, device: torch.device) -> Int[Tensor, " n"]:
-        """A row index as a tensor on the device, sent there once."""
-        key = (name, device)
-        if key not in self._on_device:
-            self._on_device[key] = torch.from_numpy(rows).to(device)
-        return self._on_device[key]
+        return None if np.all(np.diff(order) == 1) else Windows(np.argsort(order), 1)
 
     @property
     def pairs(self) -> int:
@@ -133,49 +144,34 @@ def segmented_attention(
         raise ValueError(f"runs of {sum(runs.q_lengths)} queries for {q.shape[0]} rows of q")
     heads, width = q.shape[1:]
     nothing = (q[:0], k[:0].reshape(0, heads, width), v[:0].reshape(0, heads, width))
-    outs = [_attend_batch(q, k, v, runs, number) for number in range(len(runs.batches))]
+    outs = [_attend_batch(q, k, v, batch, runs.causal) for batch in runs.batches]
     out = torch.cat([*outs, *nothing])
     if runs.restore is None:
         return out
-    return out.index_select(0, runs.index("restore", runs.restore, q.device))
+    return out.index_select(0, runs.restore.index(q.device))
 
 
 def _attend_batch(
     q: Float[Tensor, "n h d"],
     k: Float[Tensor, "nk kv d"],
     v: Float[Tensor, "nk kv d"],
-    runs: Runs,
-    number: int,
+    batch: Batch,
+    causal: bool,
 ) -> Float[Tensor, "_ h d"]:
     """The rows of one batch of runs, in the batch's order."""
-    batch = runs.batches[number]
     nq, nk = batch.q.length, batch.k.length
     if nk == 0:
         return torch.zeros_like(q[: len(batch.q.rows)])
     groups = q.shape[1] // k.shape[1]
-    queries = _windows(q, batch.q, runs, f"q{number}")
-    keys, values = (_windows(x, batch.k, runs, f"k{number}") for x in (k, v))
     square = nq == nk
     mask = None
-    if runs.causal and not square:
+    if causal and not square:
         mask = torch.ones(nq, nk, dtype=torch.bool, device=q.device).tril(nk - nq)
     out = F.scaled_dot_product_attention(
-        einops.rearrange(queries, "b l h d -> b h l d"),
-        einops.repeat(keys, "b l kv d -> b (kv g) l d", g=groups),
-        einops.repeat(values, "b l kv d -> b (kv g) l d", g=groups),
+        einops.rearrange(batch.q.take(q), "b l h d -> b h l d"),
+        einops.repeat(batch.k.take(k), "b l kv d -> b (kv g) l d", g=groups),
+        einops.repeat(batch.k.take(v), "b l kv d -> b (kv g) l d", g=groups),
         attn_mask=mask,
-        is_causal=runs.causal and square,
+        is_causal=causal and square,
     )
     return einops.rearrange(out, "b h l d -> (b l) h d")
-
-
-def _windows(
-    x: Float[Tensor, "n h d"], windows: Windows, runs: Runs, name: str
-) -> Float[Tensor, "b l h d"]:
-    """The rows of all windows: a view where the windows lie side by side, else a copy."""
-    first, total = int(windows.starts[0]), len(windows.starts) * windows.length
-    if windows.joined:
-        rows = x[first : first + total]
-    else:
-        rows = x.index_select(0, runs.index(name, windows.rows, x.device))
-    return rows.reshape(len(windows.starts), windows.length, *x.shape[1:])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vlshard.mesh_shape import MeshShape
-from vlshard.spec import Dim, Dots, Group, Name, Spec, Split, splits_in
+from vlshard.spec import Axis, Dim, Dots, Group, Name, Spec, Split, splits_in
 
 
 def home_axes(parsed: Spec, mesh: MeshShape) -> tuple[str, ...]:
@@ -38,11 +38,11 @@ def _parts(splits: Iterable[Split], mesh: MeshShape) -> tuple[str, ...]:
 
 
 def ulysses_specs(parsed: Spec, axis: str, mesh: MeshShape) -> tuple[str, str]:
-    """Specs of a head tensor before and after the all-to-all over an axis.
+    """Specs of a head tensor before and after the all-to-all over some axes.
 
     Args:
       parsed: layout of the tokens, model width last.
-      axis: the axis to move from tokens to heads.
+      axis: the axes to move from tokens to heads, as the language writes them.
       mesh: the ranks.
     Returns: the two specs, for example ``("b s@cp h d", "b s h@cp d")``.
     """
@@ -61,5 +61,15 @@ def _without(dim: Dim, moved: tuple[str, ...], mesh: MeshShape) -> Dim:
         kept = [_without(item, moved, mesh) for item in dim.items]
         items = tuple(item for item in kept if not isinstance(item, Dots))
         dim = replace(dim, items=items)
-    kept_splits = (s for s in dim.splits if not set(moved) & set(_parts([s], mesh)))
-    return replace(dim, splits=tuple(kept_splits))
+    left = (_split_without(split, moved, mesh) for split in dim.splits)
+    return replace(dim, splits=tuple(split for split in left if split.axes))
+
+
+def _split_without(split: Split, moved: tuple[str, ...], mesh: MeshShape) -> Split:
+    """The split with some axes taken away, which may leave none."""
+    parts = _parts([split], mesh)
+    kept = [part for part in parts if part not in moved]
+    if len(kept) == len(parts):
+        return split
+    named = (part.partition(".") for part in kept)
+    return replace(split, axes=tuple(Axis(name, part or None) for name, _, part in named))

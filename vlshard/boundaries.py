@@ -84,7 +84,7 @@ class LocalBoundaries:
         if site == "vision":
             return segmented_attention(query, key, value, self._vision)
         rows, length = query.shape[:2]
-        runs = Runs.segments([length] * rows, causal=True)
+        runs = Runs.causal_rows(rows, length)
         flat = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
         return segmented_attention(*flat, runs).reshape(query.shape)
 

@@ -26,6 +26,9 @@ KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     "splits": (str, "a spec in quotes"),
 }
 
+# Fields of attention modes that name mesh axes.
+OVER = ("axis", "ulysses", "gather", "ring")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -76,7 +79,7 @@ def check_kinds(fields: Mapping[str, object], source: str) -> Iterator[ShardErro
             if not isinstance(value, kind) or isinstance(value, bool):
                 where = f"{source} {name} {key!r}"
                 yield PlanError(f"{value!r} is not {what}", where=where)
-            elif not isinstance(getattr(value, "axis", ""), str):
+            elif not all(isinstance(getattr(value, at, None), str | None) for at in OVER):
                 yield PlanError(f"{value!r} names no mesh axis", where=f"{source} {name} {key!r}")
 
 

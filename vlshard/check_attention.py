@@ -1,6 +1,5 @@
 """Whether a plan's attention modes meet its cuts, and whether heads can be dealt."""
 
-import re
 from collections.abc import Iterator, Mapping
 
 from vlshard.axes import cutting_axes, spec_axes, ulysses_specs
@@ -8,35 +7,40 @@ from vlshard.check import Place
 from vlshard.contract import SITES, ModelConfig
 from vlshard.errors import PlanError, ShardError, Span, nearest
 from vlshard.mesh_shape import MeshShape
-from vlshard.settings import Gather, Heads, Hybrid, Mode, Ring, Ulysses
-from vlshard.spec import spec
+from vlshard.settings import Heads, Hybrid, Mode, Ways
+from vlshard.spec import spec, splits_in
 
 
 def check_modes(
     attention: Mapping[str, Mode], mesh: MeshShape, config: ModelConfig, source: str
 ) -> Iterator[ShardError]:
-    """Sites and axes exist, and what is asked for is there."""
+    """Sites and axes exist, and hybrids name what they are made of."""
     for site, mode in attention.items():
         where = f"{source} attention {site!r}"
         if site not in config.heads:
             yield PlanError(
                 f"unknown attention site {site!r}{nearest(site, config.heads)}", where=where
             )
-        if mode.overlap:
-            fix = "fix: leave overlap out"
-            yield PlanError("overlap=True is not available yet", where=where, notes=[fix])
-        if isinstance(mode, Ring | Hybrid):
-            yield PlanError(
-                f"{type(mode).__name__.lower()}(...) attention is not available yet",
-                where=where,
-                notes=["fix: ulysses or gather"],
-            )
-        elif mode.axis not in mesh.parts_of:
-            yield PlanError(
-                f"{mesh.unknown(mode.axis)} in attention",
-                where=where,
-                notes=[mesh.offer(mode.axis)],
-            )
+        yield from _check_axes(mode, mesh, where)
+
+
+def _check_axes(mode: Mode, mesh: MeshShape, where: str) -> Iterator[ShardError]:
+    """The axes of a mode exist, each once, and those that it needs are given."""
+    ways = mode.ways
+    if isinstance(mode, Hybrid) and (not ways.ulysses or bool(ways.gather) == bool(ways.ring)):
+        yield PlanError(
+            f"{mode!r} takes ulysses= and one of gather= and ring=",
+            where=where,
+            notes=['fix: for example hybrid(ulysses="cp.0", ring="cp.1")'],
+        )
+    elif not ways.axes:
+        yield PlanError(f"{mode!r} names no mesh axis", where=where, notes=[mesh.note])
+    unknown = [axis for axis in ways.axes if axis not in mesh.parts_of]
+    for axis in unknown:
+        yield PlanError(f"{mesh.unknown(axis)} in attention", where=where, notes=[mesh.offer(axis)])
+    parts = [part for axis in ways.axes for part in mesh.parts_of.get(axis, ())]
+    if len(set(parts)) < len(parts):
+        yield PlanError(f"a mesh axis is named twice in {mode!r}", where=where, notes=[mesh.note])
 
 
 def check_cover(
@@ -50,54 +54,71 @@ def check_cover(
     for site, heads in config.heads.items():
         text = layouts[SITES[site]]
         place = Place(source, SITES[site]).of(text)
-        cuts = [axis for axis in cutting_axes(spec(text), mesh) if mesh.parts[axis] > 1]
-        mode = attention.get(site)
-        if isinstance(mode, Ulysses | Gather) and mode.axis in mesh.parts_of:
-            served = mesh.expand((mode.axis,))
-            cuts = [axis for axis in cuts if axis not in served]
-            if not set(served) <= set(spec_axes(spec(text), mesh)):
-                yield PlanError(
-                    f"attention of {site} works over {mode.axis!r}, over which {SITES[site]} is "
-                    "whole",
-                    text=text,
-                    where=place,
-                    notes=[f"fix: split {SITES[site]} over {mode.axis}, or leave the mode out"],
-                )
-            elif isinstance(mode, Ulysses):
-                yield from _check_heads(site, mode, heads, text, mesh, place)
-        if cuts and not isinstance(mode, Ring | Hybrid):
-            yield _uncovered(text, place, site, cuts)
+        ways = attention[site].ways if site in attention else Ways()
+        named = [part for axis in ways.axes for part in mesh.parts_of.get(axis, (axis,))]
+        if len(set(named) & set(mesh.parts)) < len(named):
+            continue  # an axis that is unknown or named twice has been told
+        split = spec_axes(spec(text), mesh)
+        whole = [axis for axis in ways.axes if not set(mesh.parts_of[axis]) <= set(split)]
+        for axis in whole:
+            yield PlanError(
+                f"attention of {site} works over {axis!r}, over which {SITES[site]} is whole",
+                text=text,
+                where=place,
+                notes=[f"fix: split {SITES[site]} over {axis}, or leave the mode out"],
+            )
+        if ways.ulysses and not whole:
+            yield from _check_heads(site, ways, heads, text, mesh, place)
+        yield from _check_cuts(site, ways, text, mesh, place)
 
 
-def _uncovered(text: str, place: str, site: str, cuts: list[str]) -> PlanError:
-    axis = cuts[0]
-    found = re.finditer(rf"@{axis}\b", text)
-    return PlanError(
-        f"segments are cut over {axis!r}, and no attention mode brings their keys together",
+def _check_cuts(
+    site: str, ways: Ways, text: str, mesh: MeshShape, place: str
+) -> Iterator[ShardError]:
+    """The mode works over every axis that cuts inside segments."""
+    served = {part for axis in ways.axes for part in mesh.parts_of[axis]}
+    parsed = spec(text)
+    cuts = [
+        part for part in cutting_axes(parsed, mesh) if mesh.parts[part] > 1 and part not in served
+    ]
+    if not cuts:
+        return
+    axes = [axis for dim in parsed.dims for split in splits_in(dim) for axis in split.axes]
+    spans = [axis.span for axis in axes if set(mesh.axis_parts(axis)) & set(cuts)]
+    needed = [part for part in mesh.parts if part in served or part in cuts]
+    named = mesh.text(needed).strip("()")
+    yield PlanError(
+        f"segments are cut over {mesh.text(cuts)!r}, and no attention mode brings their keys "
+        "together",
         text=text,
-        spans=[Span(*match.span()) for match in found],
+        spans=[Span(start - (text[start - 1] == "@"), stop) for start, stop in spans],
         where=place,
-        notes=[f'fix: attention={{"{site}": gather("{axis}")}} or ulysses("{axis}")'],
+        notes=[f'fix: attention={{"{site}": gather("{named}")}} or ulysses("{named}")'],
     )
 
 
 def _check_heads(
-    site: str, mode: Ulysses, heads: Heads, text: str, mesh: MeshShape, place: str
+    site: str, ways: Ways, heads: Heads, text: str, mesh: MeshShape, place: str
 ) -> Iterator[ShardError]:
+    """Heads go whole to the ranks of the all-to-all."""
     q, kv, _ = heads
-    degree = mesh.span((mode.axis,))
+    degree = mesh.span(ways.ulysses)
     if deals(q, kv, degree):
         return
     works = [str(n) for n in range(1, q + 1) if deals(q, kv, n)]
-    arrow = " -> ".join(ulysses_specs(spec(text), mode.axis, mesh))
-    start = arrow.rindex(f"h@{mode.axis}")
+    axes = mesh.text(mesh.expand(ways.ulysses))
+    arrow = " -> ".join(ulysses_specs(spec(text), axes, mesh))
+    start = arrow.rindex(f"h@{axes}")
     count = f"{q} heads" if q == kv else f"{q} q heads over {kv} kv heads"
+    instead = mesh.text(mesh.expand(ways.axes)).strip("()")
     yield PlanError(
-        f"{count} cannot be dealt to {mode.axis}={degree}",
+        f"{count} cannot be dealt to {axes}={degree}",
         text=arrow,
-        spans=[Span(start, start + len(f"h@{mode.axis}"))],
+        spans=[Span(start, start + len(f"h@{axes}"))],
         where=f"{place} ({site}.q)",
-        notes=[f"fix: degrees {', '.join(works)} work; or gather({mode.axis!r})"],
+        notes=[
+            f"fix: degrees {', '.join(works)} work; or gather({instead!r}) or ring({instead!r})"
+        ],
     )
 
 

@@ -104,7 +104,7 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
+        refuse_second_derivative("a tensor in flight")
         return ctx.back.land(), None, None
 
 
@@ -118,15 +118,20 @@ class _Finish(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivative()
+        refuse_second_derivative("a tensor in flight")
         ctx.back.launch(grad_outputs[0])
         return grad_outputs[0].new_zeros(()), None, None
 
 
-def _refuse_second_derivative() -> None:
-    """A gradient that is itself to be differentiated would need flights of its own."""
+def refuse_second_derivative(what: str) -> None:
+    """Called in a backward that communicates and so is not itself differentiable.
+
+    Args:
+      what: the operation, for the message.
+    Raises: RuntimeError if a graph of this backward is asked for.
+    """
     if torch.is_grad_enabled():
-        raise RuntimeError("a tensor in flight is differentiable once: use reshard() instead")
+        raise RuntimeError(f"{what} is differentiable once only, so without create_graph=True")
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:

@@ -3,36 +3,24 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch.distributed as dist
-from jaxtyping import Float
-from torch import Tensor
 
 from vlshard import check
-from vlshard.attention import segmented_attention
 from vlshard.axes import home_axes, spec_axes
-from vlshard.boundaries import Pending
 from vlshard.check_attention import check_cover, check_modes
-from vlshard.contract import PATCHES, SITES, TOKENS, ModelConfig
+from vlshard.contract import PATCHES, TOKENS, ModelConfig
 from vlshard.errors import PlanError, ShardError
 from vlshard.header import Share, StepHeader
 from vlshard.layout import Layout, layout
 from vlshard.mesh import Mesh
-from vlshard.packed_text import packed_text_schedule
 from vlshard.packing import Packing
 from vlshard.plan_file import build_plan
-from vlshard.schedule import (
-    Move,
-    Schedule,
-    hand_off,
-    merged,
-    text_schedule,
-    vision_schedule,
-    visual_positions,
-)
-from vlshard.settings import Gather, Mode, Storage, Ulysses
+from vlshard.schedule import Site, hand_off, merged, schedule, visual_positions
+from vlshard.settings import Mode, Storage
 from vlshard.spec import Name, Spec, spec
+from vlshard.step_boundaries import StepBoundaries
 from vlshard.tokens import is_packed, pack_tokens, token_places
 
 
@@ -194,8 +182,8 @@ class BoundPlan:
     @property
     def group_axes(self) -> list[tuple[str, ...]]:
         """Axes of every process group that activations need."""
-        modes = [cast("Ulysses | Gather", mode) for mode in self.plan.attention.values()]
-        axes = {(mode.axis,) for mode in modes} | {self.hand_off_axes}
+        modes = self.plan.attention.values()
+        axes = {self.hand_off_axes, *(axes for mode in modes for axes in mode.ways.groups)}
         return sorted(axes - {()})
 
     @cached_property
@@ -291,58 +279,31 @@ class BoundPlan:
         patches, _ = where.patches.indices(rank)
         return Share(patches, samples, positions, header.visual, self.copies)
 
-    def step(self, header: StepHeader) -> "StepBoundaries":
+    def step(self, header: StepHeader) -> StepBoundaries:
         """Plan one micro-batch: what this rank holds of it, and what moves where.
 
         Args:
           header: the micro-batch, the same on every rank.
         """
-        mesh, modes, heads = self.mesh, self.plan.attention, self.config.heads
+        mesh, modes = self.mesh, self.plan.attention
         where = self.layouts(header)
-        vision, text = (cast("Ulysses | Gather | None", modes.get(site)) for site in SITES)
+        sites = {"vision": self._vision(header, where), "text": self._text(header, where)}
         table = visual_positions(header, self.config.unit, self._padded(header))
-        attend_text = packed_text_schedule if is_packed(self.tokens) else text_schedule
-        schedules = {
-            "vision": vision_schedule(
-                where.patches, header.segments, vision, heads["vision"], mesh
-            ),
-            "text": attend_text(where.tokens, text, heads["text"], mesh),
-        }
         return StepBoundaries(
             share=self._share(header, where, mesh.rank),
-            schedules=schedules,
+            schedules={name: schedule(site, modes.get(name)) for name, site in sites.items()},
             merged=hand_off(where.merged, where.tokens, table, self.hand_off_axes, mesh),
         )
 
+    def _vision(self, header: StepHeader, where: StepLayouts) -> Site:
+        """Patches: every row of a frame sees all of it."""
+        heads = self.config.heads["vision"]
+        return Site(self.mesh, where.patches, header.segments, causal=False, heads=heads)
 
-class StepBoundaries:
-    """The boundaries of one micro-batch under a plan.
-
-    Attributes:
-      share: what this rank holds.
-    """
-
-    def __init__(self, share: Share, schedules: Mapping[str, Schedule], merged: Move) -> None:
-        self.share = share
-        self._schedules = schedules
-        self._moves = {"vision.merged": merged}
-        for site, schedule in schedules.items():
-            for role in ("q", "k", "v"):
-                self._moves[f"{site}.{role}"] = getattr(schedule, role)
-
-    def start(self, name: str, x: Tensor) -> Pending:
-        """Send a tensor over the named boundary; see ``Boundaries.start``."""
-        return Pending.here(self._moves[name](x))
-
-    def attend(self, site: str, q: Pending, k: Pending, v: Pending) -> Tensor:
-        """Attention inside segments; see ``Boundaries.attend``."""
-        schedule = self._schedules[site]
-        query, key, value = q.wait(), k.wait(), v.wait()
-        flat = _rows(query), _rows(key), _rows(value)
-        out = segmented_attention(*flat, schedule.runs).reshape(query.shape)
-        return schedule.back(out)
-
-
-def _rows(x: Float[Tensor, "... h d"]) -> Float[Tensor, "n h d"]:
-    """Rows of a batch one after another."""
-    return x.flatten(0, -3)
+    def _text(self, header: StepHeader, where: StepLayouts) -> Site:
+        """Tokens: each sees those before it of its sample; a pack is one row of a batch."""
+        packed = is_packed(self.tokens)
+        padded = (self._padded(header),) * len(header.samples)
+        lengths = tuple(sample.tokens for sample in header.samples) if packed else padded
+        heads = self.config.heads["text"]
+        return Site(self.mesh, where.tokens, lengths, causal=True, heads=heads, one_row=packed)

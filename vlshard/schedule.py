@@ -1,30 +1,59 @@
 """How one micro-batch meets attention and hands visual rows over: planned on the host, once."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
-import einops
 import numpy as np
 from torch import Tensor
 
-from vlshard.attention import Runs
-from vlshard.axes import ulysses_specs
-from vlshard.collectives import exchange_rows, plan_moves
+from vlshard.attention import Runs, segmented_attention
 from vlshard.header import IntArray, StepHeader
 from vlshard.layout import Layout
 from vlshard.mesh import Mesh
 from vlshard.packing import Packing
-from vlshard.reshard import lower
-from vlshard.settings import Gather, Heads, Ulysses
+from vlshard.ring import RingPlan, ring_attention
+from vlshard.ring_plan import plan_ring
+from vlshard.row_move import RowMove, plan_row_move
+from vlshard.segments import seen_rows, segment_runs
+from vlshard.settings import Heads, Mode, Ways
 from vlshard.tokens import token_places
-from vlshard.transition import transition
-
-Move = Callable[[Tensor], Tensor]
 
 
-def stay(x: Tensor) -> Tensor:
-    """The move of a tensor that is where it is needed."""
-    return x
+@dataclass(frozen=True)
+class Site:
+    """Who holds which rows of an attention site, and which rows see each other.
+
+    Attributes:
+      mesh: the ranks.
+      layout: layout of the rows; its last dim is a width.
+      segments: rows of each segment; a row sees its own segment only.
+      causal: a row sees only itself and the rows before it.
+      heads: heads of queries and of keys.
+      one_row: the rows are a pack that is the only row of a batch.
+    """
+
+    mesh: Mesh
+    layout: Layout
+    segments: tuple[int, ...]
+    causal: bool
+    heads: Heads
+    one_row: bool = False
+    _rows: dict[int, IntArray] = field(default_factory=dict[int, IntArray], compare=False)
+
+    def rows(self, rank: int) -> IntArray:
+        """Global rows of a rank in local order; positions of a batch count row after row."""
+        if rank not in self._rows:
+            rows, *inner = self.layout.indices(rank)[:-1]
+            for held, size in zip(inner, self.layout.shape[1:-1], strict=True):
+                rows = (rows[:, None] * size + held).ravel()
+            self._rows[rank] = rows
+        return self._rows[rank]
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """This rank's sizes of the dims that a tensor has before its heads."""
+        lead = self.layout.local_shape(self.mesh.rank)[:-1]
+        return (1, *lead) if self.one_row else lead
 
 
 @dataclass(frozen=True)
@@ -33,153 +62,138 @@ class Schedule:
 
     Attributes:
       q: brings the queries to where they are attended.
-      k: brings the keys.
-      v: brings the values.
-      runs: which keys each run of queries sees, in flat rows of what the moves gave.
-      back: brings the result back to the queries' layout.
+      kv: brings keys, and values, there.
+      back: brings the result back.
+      attended: which keys each run of queries sees, or the ring by which the keys come.
+      lead: sizes that the rows of the result have before its heads.
+      overlap: moves fly until their result is asked for.
     """
 
-    q: Move
-    k: Move
-    v: Move
-    runs: Runs
-    back: Move
+    q: RowMove
+    kv: RowMove
+    back: RowMove
+    attended: Runs | RingPlan
+    lead: tuple[int, ...]
+    overlap: bool
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of what the moves brought, back where the queries came from.
+
+        The way back is waited for at once: the output projection needs all of it.
+        """
+        if isinstance(self.attended, RingPlan):
+            out = ring_attention(q, k, v, self.attended)
+        else:
+            out = segmented_attention(q, k, v, self.attended)
+        out = self.back(out)
+        return out.reshape(*self.lead, *out.shape[1:])
 
 
-def row_move(
-    have: Sequence[IntArray], want: Sequence[IntArray], axes: tuple[str, ...], mesh: Mesh, dim: int
-) -> Move:
-    """A differentiable exchange of rows of one dim between the ranks along the axes.
+@dataclass(frozen=True)
+class _Dealing:
+    """A site under a mode: rows and heads of each rank while it attends."""
+
+    site: Site
+    ways: Ways
+    _rows: dict[int, IntArray] = field(default_factory=dict[int, IntArray], compare=False)
+    _keys: dict[int, IntArray] = field(default_factory=dict[int, IntArray], compare=False)
+
+    @cached_property
+    def degree(self) -> int:
+        """Ranks to which heads are dealt."""
+        return self.site.mesh.span(self.ways.ulysses)
+
+    @cached_property
+    def kv_blocks(self) -> int:
+        """Blocks into which key heads are cut; fewer than ranks where heads are fewer."""
+        return min(self.degree, self.site.heads.kv)
+
+    def rows(self, rank: int) -> IntArray:
+        """Rows of the queries that a rank attends, increasing where heads are dealt."""
+        if self.degree == 1:
+            return self.site.rows(rank)
+        first, *others = self.site.mesh.peers(self.ways.ulysses, rank)
+        if first not in self._rows:
+            held = [self.site.rows(peer) for peer in (first, *others)]
+            self._rows[first] = np.sort(np.concatenate(held))
+        return self._rows[first]
+
+    def keys(self, rank: int) -> IntArray:
+        """Rows of the keys that a rank has when it begins to attend."""
+        if not self.ways.gather:
+            return self.rows(rank)
+        first, *_ = self.site.mesh.peers(self.ways.ulysses, rank)
+        if first not in self._keys:
+            self._keys[first] = seen_rows(self.rows(rank), self.site.segments, self.site.causal)
+        return self._keys[first]
+
+    def block(self, rank: int, blocks: int) -> int:
+        """Which of so many blocks of heads a rank attends."""
+        place = self.site.mesh.peers(self.ways.ulysses, rank).index(rank)
+        return place * blocks // self.degree
+
+    def bring(self, axes: tuple[str, ...], blocks: int, *, keys: bool) -> RowMove:
+        """The move of queries, or of keys and values, to where they are attended."""
+        mesh = self.site.mesh
+        peers = mesh.peers(axes, mesh.rank)
+        have = [blocked(self.site.rows(peer), blocks) for peer in peers]
+        want = [
+            (self.keys(peer) if keys else self.rows(peer)) * blocks + self.block(peer, blocks)
+            for peer in peers
+        ]
+        return plan_row_move(have, want, axes, mesh, before=blocks)
+
+    def back(self) -> RowMove:
+        """The move of the result to where the queries came from."""
+        mesh, axes, blocks = self.site.mesh, self.ways.ulysses, self.degree
+        peers = mesh.peers(axes, mesh.rank)
+        have = [self.rows(peer) * blocks + self.block(peer, blocks) for peer in peers]
+        want = [blocked(self.site.rows(peer), blocks) for peer in peers]
+        return plan_row_move(have, want, axes, mesh, after=blocks)
+
+    def ring(self, overlap: bool) -> RingPlan:
+        """The ring of keys and values."""
+        mesh = self.site.mesh
+        peers = mesh.peers(self.ways.ring, mesh.rank)
+        rows = [self.rows(peer) for peer in peers]
+        plan = plan_ring(rows, self.site.segments, self.site.causal, peers.index(mesh.rank))
+        group = mesh.group(self.ways.ring) if any(plan.reach) else None
+        return RingPlan(plan.me, plan.rows, plan.reach, plan.pairs, group, overlap)
+
+
+def blocked(rows: IntArray, blocks: int) -> IntArray:
+    """Rows, each cut into blocks of heads that count as rows of their own."""
+    return (rows[:, None] * blocks + np.arange(blocks)).ravel()
+
+
+def schedule(site: Site, mode: Mode | None) -> Schedule:
+    """How a site's attention is met.
+
+    All-to-all and gather are one exchange of rows, cut into blocks of heads: each rank is sent
+    its block of the heads of the rows that it needs. In a hybrid this moves as many bytes as an
+    all-to-all followed by a gather.
 
     Args:
-      have: global rows that each of these ranks holds, in local order.
-      want: global rows that each of them shall hold.
-      axes: the axes, in the order of the ranks.
-      mesh: the ranks; its group is asked for only where rows travel.
-      dim: the dim.
+      site: the rows.
+      mode: how keys are brought to the queries; None if each rank has them.
     """
-    moves = plan_moves(have, want, mesh.peers(axes, mesh.rank).index(mesh.rank))
-    if moves.identity:
-        return stay
-    group = None if moves.local else mesh.group(axes)
-    return lambda x: exchange_rows(x, dim, moves, group)
-
-
-def whole_rows(rows: int, length: int) -> Runs:
-    """Causal attention of whole rows, one after another."""
-    return Runs.segments([length] * rows, causal=True)
-
-
-def segment_runs(rows: IntArray, keys: IntArray, segments: Sequence[int]) -> Runs:
-    """Which keys the queries of a cut pack see: all rows of their own segment.
-
-    Args:
-      rows: global rows of the queries, in local order.
-      keys: global rows of the keys, increasing, every touched segment whole.
-      segments: length of each segment of the pack.
-    """
-    ends = np.cumsum(segments, dtype=np.int64)
-    segment = np.searchsorted(ends, rows, side="right")
-    breaks = np.flatnonzero((np.diff(segment) != 0) | (np.diff(rows) != 1)) + 1
-    if rows.size == 0:
-        return Runs((), (), (), ())
-    starts = np.concatenate([[0], breaks])
-    lengths = np.diff(np.concatenate([starts, [rows.size]]))
-    owner = segment[starts]
-    k_lengths = np.asarray(segments, dtype=np.int64)[owner]
-    k_starts = np.searchsorted(keys, ends[owner] - k_lengths)
-    table = np.stack([starts, lengths, k_starts, k_lengths]).tolist()
-    return Runs(*map(tuple, table), causal=False)
-
-
-def touched_rows(rows: IntArray, segments: Sequence[int]) -> IntArray:
-    """All rows of every segment that the given rows belong to, increasing."""
-    ends = np.cumsum(segments, dtype=np.int64)
-    owner = np.repeat(np.arange(len(segments)), segments)
-    touched = np.zeros(len(segments), dtype=bool)
-    touched[np.searchsorted(ends, rows, side="right")] = True
-    return np.flatnonzero(touched[owner])
-
-
-def prefix_runs(rows: int, positions: IntArray, keys: int) -> Runs:
-    """Causal runs of cut rows: each chunk of positions sees all keys up to its end.
-
-    Args:
-      rows: rows of tokens.
-      positions: global positions of the queries, in local order.
-      keys: positions that each row has keys for, from 0.
-    """
-    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-    chunks = [chunk for chunk in np.split(positions, breaks) if chunk.size]
-    offsets = np.cumsum([0, *(chunk.size for chunk in chunks)])
-    q_starts = [b * positions.size + int(o) for b in range(rows) for o in offsets[:-1]]
-    k_starts = [b * keys for b in range(rows) for _ in chunks]
-    q_lengths = [chunk.size for chunk in chunks] * rows
-    k_lengths = [int(chunk[-1]) + 1 for chunk in chunks] * rows
-    return Runs(tuple(q_starts), tuple(q_lengths), tuple(k_starts), tuple(k_lengths), causal=True)
-
-
-def vision_schedule(
-    patches: Layout,
-    segments: Sequence[int],
-    mode: Ulysses | Gather | None,
-    heads: Heads,
-    mesh: Mesh,
-) -> Schedule:
-    """Attention inside each segment of a pack of patches, every query seeing every key."""
-    rank = mesh.rank
-    rows = patches.indices(rank)[0]
-    if mode is None:
-        return Schedule(stay, stay, stay, segment_runs(rows, rows, segments), stay)
-    if isinstance(mode, Ulysses):
-        peers = mesh.peers((mode.axis,), rank)
-        all_rows = np.sort(np.concatenate([patches.indices(peer)[0] for peer in peers]))
-        runs = segment_runs(all_rows, all_rows, segments)
-        return ulysses_schedule(patches, mode.axis, heads, mesh, runs)
-    peers = mesh.peers((mode.axis,), rank)
-    have = [patches.indices(peer)[0] for peer in peers]
-    want = [touched_rows(held, segments) for held in have]
-    bring = row_move(have, want, (mode.axis,), mesh, 0)
-    runs = segment_runs(rows, want[peers.index(rank)], segments)
-    return Schedule(stay, bring, bring, runs, stay)
-
-
-def text_schedule(
-    tokens: Layout, mode: Ulysses | Gather | None, heads: Heads, mesh: Mesh
-) -> Schedule:
-    """Causal attention inside each row of tokens."""
-    rank = mesh.rank
-    rows, length = tokens.local_shape(rank)[0], tokens.shape[1]
-    if mode is None:
-        return Schedule(stay, stay, stay, whole_rows(rows, length), stay)
-    if isinstance(mode, Ulysses):
-        return ulysses_schedule(tokens, mode.axis, heads, mesh, whole_rows(rows, length))
-    peers = mesh.peers((mode.axis,), rank)
-    have = [tokens.indices(peer)[1] for peer in peers]
-    want = [np.arange(int(held.max(initial=-1)) + 1) for held in have]
-    me = peers.index(rank)
-    bring = row_move(have, want, (mode.axis,), mesh, 1)
-    return Schedule(stay, bring, bring, prefix_runs(rows, have[me], want[me].size), stay)
-
-
-def ulysses_schedule(tokens: Layout, axis: str, heads: Heads, mesh: Mesh, runs: Runs) -> Schedule:
-    """All-to-all from tokens to heads; kv heads are repeated to the degree where they are fewer."""
-    q, kv, width = heads
-    degree = mesh.span((axis,))
-    copies = max(1, degree // kv)
-    before, after = ulysses_specs(tokens.spec, axis, mesh)
-    to_heads, to_tokens = transition(before, after, mesh), transition(after, before, mesh)
-    sizes = {name: size for name, size in tokens.sizes.items() if name not in ("c", "m")}
-    q_sizes = {**sizes, "h": q, "d": width}
-    kv_sizes = {**sizes, "h": kv * copies, "d": width}
-    bring = lower(to_heads, mesh, q_sizes)
-    bring_shared = lower(to_heads, mesh, kv_sizes)
-
-    def repeat(x: Tensor) -> Tensor:
-        return bring_shared(einops.repeat(x, "... kv d -> ... (kv g) d", g=copies))
-
-    share = repeat if copies > 1 else bring_shared
-    return Schedule(bring, share, share, runs, lower(to_tokens, mesh, q_sizes))
+    ways = mode.ways if mode else Ways()
+    overlap = mode is not None and mode.overlap
+    dealing = _Dealing(site, ways)
+    if ways.ring:
+        attended = dealing.ring(overlap)
+    else:
+        rank = site.mesh.rank
+        rows, keys = dealing.rows(rank), dealing.keys(rank)
+        attended = segment_runs(rows, keys, site.segments, site.causal)
+    return Schedule(
+        q=dealing.bring(ways.ulysses, dealing.degree, keys=False),
+        kv=dealing.bring((*ways.gather, *ways.ulysses), dealing.kv_blocks, keys=True),
+        back=dealing.back(),
+        attended=attended,
+        lead=site.lead,
+        overlap=overlap,
+    )
 
 
 def visual_positions(header: StepHeader, unit: int, length: int) -> IntArray:
@@ -203,7 +217,7 @@ def visual_positions(header: StepHeader, unit: int, length: int) -> IntArray:
 
 def hand_off(
     rows: Layout, tokens: Layout, table: IntArray, axes: tuple[str, ...], mesh: Mesh
-) -> Move:
+) -> RowMove:
     """Bring each visual row to the ranks whose tokens hold its placeholder, once to each.
 
     Args:
@@ -217,7 +231,7 @@ def hand_off(
     have = [rows.indices(peer)[0] for peer in peers]
     held = [table[token_places(tokens, peer)].ravel() for peer in peers]
     want = [visual[visual >= 0] for visual in held]
-    return row_move(have, want, axes, mesh, 0)
+    return plan_row_move(have, want, axes, mesh)
 
 
 def merged(packing: Packing) -> Packing:

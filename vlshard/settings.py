@@ -52,12 +52,41 @@ def replicate() -> Storage:
     return Storage(())
 
 
+class Ways(NamedTuple):
+    """Mesh axes over which a mode brings queries and keys together, each way major to minor.
+
+    Attributes:
+      ulysses: all-to-all from tokens to heads.
+      gather: keys and values are fetched.
+      ring: keys and values go round.
+    """
+
+    ulysses: tuple[str, ...] = ()
+    gather: tuple[str, ...] = ()
+    ring: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes."""
+        return (*self.gather, *self.ring, *self.ulysses)
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Axes of each process group that is needed: made ahead, on every rank alike."""
+        return self.ulysses, self.ring, (*self.gather, *self.ulysses)
+
+
 @dataclass(frozen=True)
 class Ulysses:
-    """All-to-all from tokens to heads over one axis, and back."""
+    """All-to-all from tokens to heads over some axes, and back."""
 
     axis: str
     overlap: bool = False
+
+    @property
+    def ways(self) -> Ways:
+        """The axes by what happens over them."""
+        return Ways(ulysses=tuple(self.axis.split()))
 
 
 @dataclass(frozen=True)
@@ -67,45 +96,83 @@ class Gather:
     axis: str
     overlap: bool = False
 
+    @property
+    def ways(self) -> Ways:
+        """The axes by what happens over them."""
+        return Ways(gather=tuple(self.axis.split()))
+
 
 @dataclass(frozen=True)
 class Ring:
-    """Keys and values rotate over one axis."""
+    """Keys and values rotate over some axes."""
 
     axis: str
     overlap: bool = False
 
+    @property
+    def ways(self) -> Ways:
+        """The axes by what happens over them."""
+        return Ways(ring=tuple(self.axis.split()))
+
 
 @dataclass(frozen=True)
 class Hybrid:
-    """All-to-all over an inner axis, gather or ring over an outer one."""
+    """All-to-all over inner axes, gather or ring over outer ones."""
 
     ulysses: str
     gather: str | None = None
     ring: str | None = None
     overlap: bool = False
 
+    @property
+    def ways(self) -> Ways:
+        """The axes by what happens over them."""
+        named = (self.ulysses, self.gather or "", self.ring or "")
+        return Ways(*(tuple(axes.split()) for axes in named))
+
 
 Mode = Ulysses | Gather | Ring | Hybrid
 
 
 def ulysses(axis: str, *, overlap: bool = False) -> Ulysses:
-    """Meet attention by all-to-all: tokens cut over ``axis`` become heads cut over it."""
+    """Meet attention by all-to-all: tokens cut over ``axis`` become heads cut over it.
+
+    Args:
+      axis: an axis (``"cp"``), a part of one (``"cp.0"``) or several (``"dp cp"``).
+      overlap: let keys, values and queries travel while the next of them is projected.
+    """
     return Ulysses(axis, overlap)
 
 
 def gather(axis: str, *, overlap: bool = False) -> Gather:
-    """Meet attention by fetching keys and values over ``axis``."""
+    """Meet attention by fetching the keys and values that this rank's queries see.
+
+    Args:
+      axis: an axis (``"cp"``), a part of one (``"cp.0"``) or several (``"dp cp"``).
+      overlap: let keys and values travel while the next of k, v, q is projected.
+    """
     return Gather(axis, overlap)
 
 
 def ring(axis: str, *, overlap: bool = False) -> Ring:
-    """Meet attention by rotating keys and values over ``axis``."""
+    """Meet attention by rotating keys and values; no rank ever holds those of all.
+
+    Args:
+      axis: an axis (``"cp"``), a part of one (``"cp.0"``) or several (``"dp cp"``).
+      overlap: let the next block travel while one is attended to.
+    """
     return Ring(axis, overlap)
 
 
 def hybrid(
     *, ulysses: str, gather: str | None = None, ring: str | None = None, overlap: bool = False
 ) -> Hybrid:
-    """Meet attention by all-to-all over one axis and gather or ring over another."""
+    """Meet attention by all-to-all over some axes, and by gather or ring over others.
+
+    Args:
+      ulysses: axes from which tokens are moved to heads.
+      gather: axes over which keys and values are then fetched.
+      ring: axes over which they are rotated instead; exactly one of the two is given.
+      overlap: let what travels do so behind what is computed.
+    """
     return Hybrid(ulysses, gather, ring, overlap)

@@ -125,10 +125,17 @@ def post(
       group: the group; may be None where there are no messages.
     Returns: the messages in flight; its parts are the tensors of ``incoming``.
     """
+    waiting = [(k, x) for k, x in incoming if x.numel()]
+    leaving = [(k, x) for k, x in outgoing if x.numel()]
     works: list[Work] = []
-    if group is not None:
-        works += [group.recv([x], k, TAG) for k, x in incoming if x.numel()]
-        works += [group.send([x], k, TAG) for k, x in outgoing if x.numel()]
+    if group is not None and all(x.device.type == "cpu" for _, x in (*waiting, *leaving)):
+        works += [group.recv([x], k, TAG) for k, x in waiting]
+        works += [group.send([x], k, TAG) for k, x in leaving]
+    elif group is not None:  # devices need them as one call, else two ranks wait for each other
+        sides = ((dist.irecv, waiting), (dist.isend, leaving))
+        works += dist.batch_isend_irecv(
+            [dist.P2POp(op, x, group=group, group_peer=k) for op, side in sides for k, x in side]
+        )
     return Flight([x for _, x in incoming], works, [x for _, x in outgoing])
 
 

@@ -1,16 +1,13 @@
 """Tensors in flight between ranks: values, order of launches and waits, delays, refusals."""
 
-import random
-import time
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from vlshard import Mesh, transport
+from tests.dist.events import recorded
+from vlshard import Mesh
 from vlshard.flight import start, start_rows
 from vlshard.moves import plan_moves
 from vlshard.reshard import reshard
@@ -54,29 +51,6 @@ def test_start_equals_reshard(ranks, arrow):
     for (y, gradient), (flown, flown_gradient) in ranks(4).run(both_ways, arrow):
         torch.testing.assert_close(flown, y, rtol=0, atol=0)
         torch.testing.assert_close(flown_gradient, gradient, rtol=0, atol=0)
-
-
-@contextmanager
-def recorded(delay=0.0):
-    """Events of the transport, each after a random delay."""
-    events, draw = [], random.Random(dist.get_rank())
-    launch, wait = transport.launch, transport.Flight.wait
-
-    def launched(*args):
-        time.sleep(delay * draw.random())
-        events.append("launch")
-        return launch(*args)
-
-    def waited(flight):
-        time.sleep(delay * draw.random())
-        events.append("wait")
-        return wait(flight)
-
-    transport.launch, transport.Flight.wait = launched, waited
-    try:
-        yield events
-    finally:
-        transport.launch, transport.Flight.wait = launch, wait
 
 
 def three_projections(flies, recompute, delay, steps=1):
@@ -141,7 +115,7 @@ def test_a_second_wait_is_refused(ranks):
 def twice():
     x = torch.ones(2, 2, 3, requires_grad=True)
     y = start(x, "t@cp h d -> t h@cp d", Mesh(cp=2)).wait()
-    with pytest.raises(RuntimeError, match="differentiable once: use reshard"):
+    with pytest.raises(RuntimeError, match="a tensor in flight is differentiable once only"):
         torch.autograd.grad(y.square().sum(), x, create_graph=True)
     dist.barrier()
 

@@ -113,6 +113,27 @@ MIXES = {
         "b s@cp.zigzag m",
         'gather("cp")',
     ),
+    "whole pack, ring in flight; zigzag, ring in flight, cp4": (
+        "dp=1, cp=4",
+        "(img@dp.home s)@cp c",
+        'ring("cp", overlap=True)',
+        "b@dp.home s@cp.zigzag m",
+        'ring("cp", overlap=True)',
+    ),
+    "hybrid with ring; hybrid with gather, all in flight, cp2x2": (
+        "dp=1, cp=dict(ring=2, ulysses=2)",
+        "(img@dp.home s)@cp c",
+        'hybrid(ulysses="cp.ulysses", ring="cp.ring", overlap=True)',
+        "b@dp.home s@cp.zigzag m",
+        'hybrid(ulysses="cp.ulysses", gather="cp.ring", overlap=True)',
+    ),
+    "images of all dealt over everybody, then ulysses and gather in flight, dp2 cp2": (
+        "dp=2, cp=2",
+        "(img@dp.balance s)@cp c",
+        'ulysses("cp", overlap=True)',
+        "b@dp.home s@cp.zigzag m",
+        'gather("cp", overlap=True)',
+    ),
     "rows at home in two, split again, dp2 by dp2": (
         "dpo=2, dpi=2",
         "(img@dpo.home@dpi s) c",
@@ -150,7 +171,7 @@ MIXES = {
     ),
 }
 TEMPLATE = """
-from vlshard import Mesh, Plan, fsdp, gather, replicate, ulysses
+from vlshard import Mesh, Plan, fsdp, gather, hybrid, replicate, ring, ulysses
 
 def plan(world):
     mesh = Mesh({mesh})
@@ -237,7 +258,7 @@ def dealt_heads(plan, raw):
     keys = torch.arange(float(kv))[:, None].expand(1, rows, kv, width).clone().requires_grad_()
     brought = [at.start(f"text.{n}", x).wait() for n, x in (("q", queries), ("k", keys))]
     brought[1].sum().backward()
-    heads = [x[0, 0, :, 0].tolist() for x in brought]
+    heads = [x.flatten(0, -3)[0, :, 0].tolist() for x in brought]
     return *heads, keys.grad[0, :, :, 0]
 
 

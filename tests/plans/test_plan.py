@@ -20,6 +20,9 @@ PLANS = (
     "vision_dp1",
     "vision_cp_colossal",
     "vision_cp_ulysses",
+    "vision_cp_async",
+    "vision_cp_ulysses_async",
+    "vision_cp_ring",
     "vision_dealt",
     "vision_hsdp",
     "vision_sample",
@@ -47,7 +50,7 @@ def test_all_faults_are_told_at_once():
     plan = make(
         patches="(img@dp.home s)@xp c",
         params={"**": fsdp("dp xp")},
-        attention={"vision": ring("cp")},
+        attention={"vision": ring("xp")},
     )
     assert fault(plan, world=8) == (
         "4 faults in plan\n"
@@ -57,9 +60,9 @@ def test_all_faults_are_told_at_once():
         "  unknown mesh axis 'xp' in fsdp('dp xp')\n"
         "    plan params '**'\n"
         "    mesh: dp=2 cp=2; did you mean 'cp' or 'dp'?\n"
-        "  ring(...) attention is not available yet\n"
+        "  unknown mesh axis 'xp' in attention\n"
         "    plan attention 'vision'\n"
-        "    fix: ulysses or gather\n"
+        "    mesh: dp=2 cp=2; did you mean 'cp' or 'dp'?\n"
         "  unknown mesh axis 'xp'\n"
         "    plan vision.patches: (img@dp.home s)@xp c\n"
         "                                         ^^\n"
@@ -73,7 +76,32 @@ def test_heads_that_cannot_be_dealt_name_the_degrees_that_work():
         "2 heads cannot be dealt to cp=3\n"
         "  plan vision.patches (vision.q): (img@dp.home s)@cp h d -> (img@dp.home s) h@cp d\n"
         "                                                                            ^^^^\n"
-        "  fix: degrees 1, 2 work; or gather('cp')"
+        "  fix: degrees 1, 2 work; or gather('cp') or ring('cp')"
+    )
+
+
+def test_heads_of_a_hybrid_name_the_degrees_that_work():
+    mesh = Mesh(dp=1, cp={"ring": 2, "ulysses": 4})
+    mode = hybrid(ulysses="cp.ulysses", ring="cp.ring", overlap=True)
+    plan = make(mesh=mesh, attention={"vision": mode, "text": gather("cp")})
+    assert fault(plan, world=8) == (
+        "2 heads cannot be dealt to cp.ulysses=4\n"
+        "  plan vision.patches (vision.q): "
+        "(img@dp.home s)@cp h d -> (img@dp.home s)@cp.ring h@cp.ulysses d\n"
+        "                                                                                    "
+        "^^^^^^^^^^^^\n"
+        "  fix: degrees 1, 2 work; or gather('cp') or ring('cp')"
+    )
+
+
+def test_a_cut_that_a_mode_leaves_is_shown():
+    mesh = Mesh(dp=1, cp=(2, 2))
+    plan = make(mesh=mesh, attention={"vision": ring("cp.0"), "text": gather("cp")})
+    assert fault(plan) == (
+        "segments are cut over 'cp.1', and no attention mode brings their keys together\n"
+        "  plan vision.patches: (img@dp.home s)@cp c\n"
+        "                                      ^^^\n"
+        '  fix: attention={"vision": gather("cp")} or ulysses("cp")'
     )
 
 
@@ -117,15 +145,6 @@ def test_a_sum_that_is_pending_at_a_boundary_is_pointed_at():
 
 # What is not there yet, each refused by name: the whole list of plan settings.
 NOT_YET = {
-    "ring": (make(attention={"vision": ring("cp"), "text": gather("cp")}), "ring(...) attention"),
-    "hybrid": (
-        make(attention={"vision": hybrid(ulysses="cp", gather="dp"), "text": gather("cp")}),
-        "hybrid(...) attention",
-    ),
-    "overlap": (
-        make(attention={"vision": ulysses("cp", overlap=True), "text": gather("cp")}),
-        "overlap=True",
-    ),
     "splits": (make(splits={"**.q_proj.weight": "(h@tp d) m"}), "splits of parameters"),
 }
 
@@ -204,6 +223,26 @@ REFUSED = {
     "mode over an unknown axis": (
         make(attention={"vision": ulysses("xp"), "text": gather("cp")}),
         "unknown mesh axis 'xp' in attention",
+    ),
+    "mode over an unknown part": (
+        make(attention={"vision": hybrid(ulysses="cp.0", ring="cp.1"), "text": gather("cp")}),
+        "mesh axis 'cp' is not split, so it has no part '0' in attention",
+    ),
+    "mode over an axis twice": (
+        make(attention={"vision": hybrid(ulysses="cp", ring="dp cp"), "text": gather("cp")}),
+        "a mesh axis is named twice in Hybrid(ulysses='cp', gather=None, ring='dp cp'",
+    ),
+    "mode over nothing": (
+        make(attention={"vision": ring(""), "text": gather("cp")}),
+        "Ring(axis='', overlap=False) names no mesh axis",
+    ),
+    "hybrid of one": (
+        make(attention={"vision": hybrid(ulysses="cp"), "text": gather("cp")}),
+        "takes ulysses= and one of gather= and ring=",
+    ),
+    "hybrid of three": (
+        make(attention={"vision": hybrid(ulysses="cp", gather="dp", ring="dp")}),
+        "takes ulysses= and one of gather= and ring=",
     ),
     "two homes": (
         make(patches="(img@cp.home s)@dp c", attention={"vision": ulysses("dp")}),

@@ -6,7 +6,7 @@ import pytest
 from tests.tiny import tiny_config
 from vlshard import LayoutError, Mesh, MeshShape, Packing, Plan, gather, layout, replicate
 from vlshard.header import SampleFacts, make_headers
-from vlshard.packed_text import causal_runs, seen_rows
+from vlshard.segments import seen_rows, segment_runs
 from vlshard.tokens import pack_tokens, token_places
 
 LENGTHS = [1, 2, 7, 13, 17]
@@ -95,10 +95,10 @@ def test_each_query_sees_its_sample_up_to_itself(text, ranks):
     tokens = layout(text, MeshShape(cp=ranks), smp=Packing(LENGTHS), m=1)
     for rank in range(ranks):
         rows = tokens.indices(rank)[0]
-        keys = seen_rows(rows, LENGTHS)
+        keys = seen_rows(rows, LENGTHS, causal=True)
         expected = [list(range(sample_of(row)[1], row + 1)) for row in rows.tolist()]
         assert keys.tolist() == sorted({key for seen in expected for key in seen})
-        runs = causal_runs(rows, keys, LENGTHS)
+        runs = segment_runs(rows, keys, LENGTHS, causal=True)
         table = zip(runs.q_starts, runs.q_lengths, runs.k_starts, runs.k_lengths, strict=True)
         found = {
             q + i: keys[k : k + i + 1 + nk - nq].tolist()
