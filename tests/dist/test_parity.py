@@ -11,6 +11,24 @@ from tests.tiny import tiny_config
 from tests.training import Outcome, Run, gradient_faults
 
 PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
+# The other plans, on the batches that set vision layouts apart.
+MORE_PLANS = {
+    "vision_cp_async": 2,
+    "vision_cp_ulysses_async": 2,
+    "vision_cp_ring": 2,
+    "vision_cp_hybrid": 4,
+    "vision_dealt": 4,
+    "vision_hsdp": 4,
+    "vision_sample": 2,
+}
+MORE_CASES = (
+    "mixed sizes",
+    "images on the first rank only",
+    "text only",
+    "one sample, one image",
+    "one-token images",
+    "video and image",
+)
 SEED = 3
 
 
@@ -22,11 +40,13 @@ def path(plan: str) -> str:
     return f"plans/{plan}.py"
 
 
-def everything(plan: str | None, raw, steps: int) -> tuple[dict[str, Outcome], Outcome]:
+def everything(
+    plan: str | None, raw, steps: int, names: tuple[str, ...] | None = None
+) -> tuple[dict[str, Outcome], Outcome]:
     """One step from the same weights on each case, then some steps of training."""
     run = Run(Config.from_dict(raw), plan, seed=SEED)
     cases = batches(run.config)
-    single = {name: run.probe(batch) for name, batch in cases.items()}
+    single = {name: run.probe(cases[name]) for name in names or cases}
     trained = run.train([cases[name] for name in TRAINED], steps=steps, weight_decay=0.1)
     if plan and torch.distributed.get_rank():
         for outcome in single.values():
@@ -47,8 +67,10 @@ def outcomes(ranks):
     def get(plan, world):
         if (plan, world) not in known:
             raw = tiny_config().raw
-            steps = TRAINED_STEPS if world == 2 else 0
-            known[plan, world] = ranks(world).run(everything, path(plan), raw, steps, timeout=180)
+            steps = TRAINED_STEPS if world == 2 and plan in PLANS else 0
+            names = None if plan in PLANS else MORE_CASES
+            arguments = (path(plan), raw, steps, names)
+            known[plan, world] = ranks(world).run(everything, *arguments, timeout=180)
         return known[plan, world]
 
     return get
@@ -66,6 +88,12 @@ def test_plan_equals_one_process(plan, world, case, outcomes, parity_table):
     assert not faults
     assert off <= 1e-6  # fp32 sums in another order
     assert norm_off <= 1e-5
+
+
+@pytest.mark.parametrize("case", MORE_CASES)
+@pytest.mark.parametrize("plan", MORE_PLANS)
+def test_other_plans_equal_one_process(plan, case, outcomes, parity_table):
+    test_plan_equals_one_process(plan, MORE_PLANS[plan], case, outcomes, parity_table)
 
 
 @pytest.mark.parametrize("world", [2, 4])
