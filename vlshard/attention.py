@@ -112,6 +112,23 @@ class Runs:
         order = np.concatenate([np.empty(0, np.int64), *rows])
         return None if np.all(np.diff(order) == 1) else Windows(np.argsort(order), 1)
 
+    @cached_property
+    def packed_keys(self) -> Windows:
+        """The key rows of every run, one run after another."""
+        windows = zip(self.k_starts, self.k_lengths, strict=True)
+        rows = [np.empty(0, np.int64), *(start + np.arange(n) for start, n in windows)]
+        return Windows(np.concatenate(rows), 1)
+
+    @cached_property
+    def q_ends(self) -> Windows:
+        """0, and where each run of queries ends."""
+        return Windows(np.cumsum([0, *self.q_lengths]), 1)
+
+    @cached_property
+    def k_ends(self) -> Windows:
+        """0, and where each run of packed keys ends."""
+        return Windows(np.cumsum([0, *self.k_lengths]), 1)
+
     @property
     def pairs(self) -> int:
         """Query-key pairs that are computed; what attention costs."""

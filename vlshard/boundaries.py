@@ -5,7 +5,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from vlshard.attention import Runs, segmented_attention
+from vlshard.attention import Runs
+from vlshard.kernels import attend_runs
 
 
 class Pending:
@@ -82,11 +83,11 @@ class LocalBoundaries:
         """Attention over the whole segments (vision) or the whole rows, causally (text)."""
         query, key, value = q.wait(), k.wait(), v.wait()
         if site == "vision":
-            return segmented_attention(query, key, value, self._vision)
+            return attend_runs(query, key, value, self._vision)
         rows, length = query.shape[:2]
         runs = Runs.causal_rows(rows, length)
         flat = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
-        return segmented_attention(*flat, runs).reshape(query.shape)
+        return attend_runs(*flat, runs).reshape(query.shape)
 
 
 def local_boundaries(segments: Sequence[int] = ()) -> LocalBoundaries:

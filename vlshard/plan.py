@@ -13,6 +13,7 @@ from vlshard.check_attention import check_cover, check_modes
 from vlshard.contract import PATCHES, TOKENS, ModelConfig
 from vlshard.errors import PlanError, ShardError
 from vlshard.header import Share, StepHeader
+from vlshard.kernels import Kernel, probe
 from vlshard.layout import Layout, layout
 from vlshard.mesh import Mesh
 from vlshard.packing import Packing
@@ -50,19 +51,22 @@ class Plan:
     splits: Mapping[str, str] = field(default_factory=dict[str, str])
     source: str = "plan"
 
-    def bind(self, config: ModelConfig, world: int) -> "BoundPlan":
+    def bind(self, config: ModelConfig, world: int, *, kernel: Kernel | None = None) -> "BoundPlan":
         """Check the plan against a model and a world, and make its process groups.
 
         Args:
           config: the model's config.
           world: number of ranks.
+          kernel: attention in place of the device's own; tried here, and refused if it is wrong.
         Returns: the plan, ready to be stepped.
         Raises: PlanError that lists every fault, the same on all ranks, before anything is sent.
         """
         faults = list(self.faults(config, world))
         if faults:
             raise _joined(faults, self.source)
-        bound = BoundPlan(self, config)
+        if kernel:
+            probe(kernel)
+        bound = BoundPlan(self, config, kernel)
         if dist.is_initialized():
             self.mesh.make_groups(bound.group_axes)
         return bound
@@ -140,6 +144,7 @@ class BoundPlan:
 
     plan: Plan
     config: ModelConfig
+    kernel: Kernel | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -291,7 +296,9 @@ class BoundPlan:
         table = visual_positions(header, self.config.unit, self._padded(header))
         return StepBoundaries(
             share=self._share(header, where, mesh.rank),
-            schedules={name: schedule(site, modes.get(name)) for name, site in sites.items()},
+            schedules={
+                name: schedule(site, modes.get(name), self.kernel) for name, site in sites.items()
+            },
             merged=hand_off(where.merged, where.tokens, table, self.hand_off_axes, mesh),
         )
 

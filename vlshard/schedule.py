@@ -6,8 +6,9 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from vlshard.attention import Runs, segmented_attention
+from vlshard.attention import Runs
 from vlshard.header import IntArray, StepHeader
+from vlshard.kernels import Kernel, attend_runs
 from vlshard.layout import Layout
 from vlshard.mesh import Mesh
 from vlshard.packing import Packing
@@ -67,6 +68,7 @@ class Schedule:
       attended: which keys each run of queries sees, or the ring by which the keys come.
       lead: sizes that the rows of the result have before its heads.
       overlap: moves fly until their result is asked for.
+      kernel: what attends to runs; None takes the device's own.
     """
 
     q: RowMove
@@ -75,6 +77,7 @@ class Schedule:
     attended: Runs | RingPlan
     lead: tuple[int, ...]
     overlap: bool
+    kernel: Kernel | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of what the moves brought, back where the queries came from.
@@ -84,7 +87,7 @@ class Schedule:
         if isinstance(self.attended, RingPlan):
             out = ring_attention(q, k, v, self.attended)
         else:
-            out = segmented_attention(q, k, v, self.attended)
+            out = attend_runs(q, k, v, self.attended, self.kernel)
         out = self.back(out)
         return out.reshape(*self.lead, *out.shape[1:])
 
@@ -166,7 +169,7 @@ def blocked(rows: IntArray, blocks: int) -> IntArray:
     return (rows[:, None] * blocks + np.arange(blocks)).ravel()
 
 
-def schedule(site: Site, mode: Mode | None) -> Schedule:
+def schedule(site: Site, mode: Mode | None, kernel: Kernel | None = None) -> Schedule:
     """How a site's attention is met.
 
     All-to-all and gather are one exchange of rows, cut into blocks of heads: each rank is sent
@@ -176,6 +179,7 @@ def schedule(site: Site, mode: Mode | None) -> Schedule:
     Args:
       site: the rows.
       mode: how keys are brought to the queries; None if each rank has them.
+      kernel: what attends to runs; None takes the device's own. A ring has its own.
     """
     ways = mode.ways if mode else Ways()
     overlap = mode is not None and mode.overlap
@@ -193,6 +197,7 @@ def schedule(site: Site, mode: Mode | None) -> Schedule:
         attended=attended,
         lead=site.lead,
         overlap=overlap,
+        kernel=kernel,
     )
 
 
