@@ -26,7 +26,7 @@ test: setup
 
 parity: setup
 	$(BIN)/python -m tests.dist.long_parity
-	$(BIN)/python -m pytest tests/dist/test_programs.py tests/dist/test_attention_modes.py --all-pairs
+	$(BIN)/python -m pytest --all-pairs $(addprefix tests/dist/test_,programs.py attention_modes.py plan_mixes.py)
 	$(BIN)/python -m tests.vlshard.exhaustive
 	$(BIN)/python -m tests.vlshard.fuzz
 

@@ -81,6 +81,7 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
             if stopped:
                 return INTERRUPTED
             start = now
+    dist.destroy_process_group(group)
     if settings.save:
         export(settings, job.config, trainer.model)
     return 0

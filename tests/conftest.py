@@ -31,7 +31,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all-pairs",
         action="store_true",
-        help="carry out every pair of specs and every case of each attention mode, not some",
+        help="carry out every pair of specs, case of an attention mode and mix of modes, not some",
     )
 
 

@@ -1,9 +1,11 @@
 """A mesh with its process groups: the sizes of a MeshShape, bound to the running ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from vlshard.errors import PlanError
@@ -12,6 +14,7 @@ from vlshard.mesh_shape import AxisSize, MeshShape
 __all__ = ["Mesh", "MeshShape"]
 
 Axes = tuple[str, ...]
+T = TypeVar("T")
 
 
 class Mesh(MeshShape):
@@ -101,7 +104,7 @@ class Mesh(MeshShape):
                 raise PlanError("a mesh without axes has no DeviceMesh")
             ranks = torch.arange(self.size).reshape(tuple(self.parts.values()))
             names = tuple(self.parts)
-            self._device_meshes[key] = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+            self._device_meshes[key] = _device_mesh(device_type, ranks, names)
         return self._device_meshes[key]
 
     def _key(self, axes: Sequence[str]) -> Axes:
@@ -111,14 +114,7 @@ class Mesh(MeshShape):
     def _make(self, axes: Axes) -> dist.ProcessGroup:
         """Make every rank's group over the axes, lowest rank first, and return this rank's."""
         self._check_world()
-        mine: dist.ProcessGroup | None = None
-        for ranks in sorted({self.peers(axes, rank) for rank in range(self.size)}):
-            description = "_".join(("vlshard", *axes)).replace(".", "_")
-            group = dist.new_group(list(ranks), group_desc=description, sort_ranks=False)
-            mine = group if isinstance(group, dist.ProcessGroup) else mine
-        if mine is None:
-            raise AssertionError(f"rank {self.rank} is in none of the groups over {axes}")
-        return mine
+        return _process_group(tuple(sorted({self.peers(axes, r) for r in range(self.size)})))
 
     def _make_device_mesh(
         self, shard: Sequence[str], replicate: Sequence[str], device_type: str
@@ -142,8 +138,8 @@ class Mesh(MeshShape):
         rest = [i for i in range(ranks.dim()) if i not in first]
         flat = ranks.permute(*first, *rest).reshape(-1, self.span(shard))
         if not replicate:
-            return DeviceMesh(device_type, flat[0], mesh_dim_names=("shard",))
-        return DeviceMesh(device_type, flat, mesh_dim_names=("replicate", "shard"))
+            return _device_mesh(device_type, flat[0], ("shard",))
+        return _device_mesh(device_type, flat, ("replicate", "shard"))
 
     def _check_world(self) -> None:
         """The ranks of this mesh are running."""
@@ -153,3 +149,37 @@ class Mesh(MeshShape):
         if dist.get_world_size() != self.size:
             headline = f"the mesh has {self.size} ranks, the world {dist.get_world_size()}"
             raise PlanError(headline, notes=[self.note])
+
+
+# A group costs threads and connections, and equal ones serve all meshes of a process. They live as
+# long as the default group that they were made in.
+_groups_made: dict[object, dict[object, Any]] = {}
+
+
+def _made(key: object, make: Callable[[], T]) -> T:
+    """What was made for a key in the default group that is up now, or is made now."""
+    world = dist.group.WORLD
+    if world not in _groups_made:
+        _groups_made.clear()
+    known = _groups_made.setdefault(world, {})
+    if key not in known:
+        known[key] = make()
+    return known[key]
+
+
+def _process_group(partition: tuple[tuple[int, ...], ...]) -> dist.ProcessGroup:
+    """This rank's group of a partition of all ranks; every rank calls this alike."""
+
+    def make() -> dist.ProcessGroup:
+        groups = [dist.new_group(list(ranks), sort_ranks=False) for ranks in partition]
+        (mine,) = (group for group in groups if isinstance(group, dist.ProcessGroup))
+        return mine
+
+    return _made(partition, make)
+
+
+def _device_mesh(device_type: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """A DeviceMesh with its groups; every rank calls this alike."""
+    flat = cast("list[int]", ranks.flatten().tolist())
+    key = (device_type, tuple(ranks.shape), tuple(flat), names)
+    return _made(key, lambda: DeviceMesh(device_type, ranks, mesh_dim_names=names))
