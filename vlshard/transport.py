@@ -10,7 +10,7 @@ it has nothing to send.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ TAG = 0  # of all messages: between two ranks they arrive in the order in which 
 
 class Flight:
     """Tensors on their way; what is sent stays alive until ``wait`` returns.
+
+    A flight that is dropped before anybody waits for it lands all the same, when a later one does:
+    otherwise the next messages from the same ranks would be taken for its own.
 
     Attributes:
       parts: what arrives; not filled before ``wait`` has returned.
@@ -42,11 +45,28 @@ class Flight:
         Returns: one tensor per member of the group (of an all-reduce, the sum alone).
         Raises: RuntimeError if a peer is gone.
         """
-        for work in self.works:
-            work.wait()
-        self.works.clear()
+        while self.works:
+            self.works.pop(0).wait()
         self.sent.clear()
+        while _dropped:
+            for work in _dropped.pop(0).works:
+                work.wait()
         return self.parts
+
+    def __del__(self) -> None:
+        """Keep what is in the air, without waiting here: a failing rank must be free to exit."""
+        if self.works:
+            _dropped.append(Dropped(self.works, [*self.parts, *self.sent]))
+
+
+class Dropped(NamedTuple):
+    """What a flight that nobody has waited for still needs."""
+
+    works: list[Work]
+    tensors: list[Tensor]
+
+
+_dropped: list[Dropped] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +127,8 @@ def launch_messages(outgoing: Sequence[Tensor], landing: Landing, group: Process
     flight = post(sent, [(k, parts[k]) for k in members if k != me], group)
     if landing.places is not None:
         parts[me].copy_(own)
-    return Flight(parts, flight.works, flight.sent)
+    flight.parts = parts
+    return flight
 
 
 def post(

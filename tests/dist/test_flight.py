@@ -112,6 +112,29 @@ def test_a_second_wait_is_refused(ranks):
     )
 
 
+def dropped():
+    """Flights that nobody waits for, between moves of other values over the same group."""
+    mesh = Mesh(cp=dist.get_world_size())
+    x = torch.arange(8.0).reshape(4, 2) + 100 * mesh.rank
+    arrow = "s@cp h -> s h@cp"
+    want = reshard(x, arrow, mesh)
+    for step in range(20):
+        start(x + step + 1, arrow, mesh)
+        other = start(x - step - 1, arrow, mesh)
+        assert torch.equal(reshard(x, arrow, mesh), want)
+        del other
+    y = x.clone().requires_grad_()
+    unused = start(y, arrow, mesh)
+    start(y, arrow, mesh).wait().sum().backward()
+    del unused
+    assert torch.equal(y.grad, torch.ones_like(y))
+    assert torch.equal(reshard(x, arrow, mesh), want)
+
+
+def test_a_flight_that_nobody_waits_for_stands_in_nobodys_way(ranks):
+    ranks(2).run(dropped, timeout=30)
+
+
 def twice():
     x = torch.ones(2, 2, 3, requires_grad=True)
     y = start(x, "t@cp h d -> t h@cp d", Mesh(cp=2)).wait()
