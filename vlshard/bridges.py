@@ -129,7 +129,11 @@ def mesh_of(device_mesh: DeviceMesh, parsed: Spec) -> MeshShape:
             known[part] = ranks
         else:
             sizes[axis] = ranks
-    return MeshShape(**sizes)
+    mesh = MeshShape(**sizes)
+    if list(mesh.parts) != list(names):
+        headline = f"the mesh of the DTensor has parts of an axis apart: {' '.join(names)}"
+        _refuse(parsed, headline, Span(0, len(parsed.text)), "fix: parts stand side by side")
+    return mesh
 
 
 def same_placements(one: Sequence[Placement], two: Sequence[Placement], mesh: MeshShape) -> bool:

@@ -93,6 +93,9 @@ def _program(
 ) -> str:
     """The program between two layouts, with the bytes that ranks send."""
     src, dst = sides
+    if "itemsize" in sizes:
+        note = "what is sent is counted with itemsize= beside the sizes: name the dim otherwise"
+        raise LayoutError("no dim of an arrow can be named 'itemsize' here", notes=[note])
     program = transition(src, dst, mesh, where=None, **sizes)
     if mesh.size <= MOST_COUNTED:
         return program.describe(itemsize=itemsize, **sizes)

@@ -16,6 +16,7 @@ KINDS: Mapping[type, str] = {int: "integer", float: "number"}
 N = TypeVar("N", int, float)
 SMALLEST = 2
 MOST_NUMBERS = 12
+MOST_DIGITS = 18
 
 
 def read_mesh(text: str) -> MeshShape:
@@ -30,6 +31,8 @@ def read_mesh(text: str) -> MeshShape:
     sizes: dict[str, int | tuple[int, ...] | dict[str, int]] = {}
     for name, value, span in _assignments(text):
         named = [part.partition(":") for part in value.split("/")]
+        if any(len(number) > MOST_DIGITS for number in re.findall(r"\d+", value)):
+            _refuse_mesh(f"a size has at most {MOST_DIGITS} digits", text, span)
         if name in sizes:
             _refuse_mesh(f"mesh axis '{name}' occurs twice", text, span)
         if value.isdecimal():
@@ -74,7 +77,7 @@ def read_sizes(text: str) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for name, value, span in _assignments(text):
-        if not value.isdecimal() or len(value) > 18:
+        if not value.isdecimal() or len(value) > MOST_DIGITS:
             headline = f"'{text[span.start : span.stop]}' is no size of a dim"
             note = "sizes are written 's=16,h=8'"
             raise LayoutError(headline, text=text, spans=[span], where="--sizes", notes=[note])

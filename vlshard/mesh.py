@@ -27,7 +27,7 @@ class Mesh(MeshShape):
     _groups: dict[Axes, dist.ProcessGroup]
     _device_meshes: dict[tuple[Axes, Axes, str], DeviceMesh]
 
-    def __init__(self, **sizes: AxisSize) -> None:
+    def __init__(self, /, **sizes: AxisSize) -> None:
         super().__init__(**sizes)
         object.__setattr__(self, "_shape", MeshShape(**sizes))
         object.__setattr__(self, "_groups", {})

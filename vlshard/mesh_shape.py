@@ -26,7 +26,7 @@ class MeshShape:
 
     _items: tuple[tuple[str, int | tuple[tuple[str, int], ...]], ...]
 
-    def __init__(self, **sizes: AxisSize) -> None:
+    def __init__(self, /, **sizes: AxisSize) -> None:
         """Name the axes.
 
         Args:

@@ -112,6 +112,9 @@ class Parser:
             if token.text and token.text[0].isdigit():
                 self.fail(f"'{token.text}': a name cannot start with a digit", token.span)
             self.fail(f"unexpected '{token.text}'; a dim was expected", token.span)
+        if token.text == "where":
+            note = "layout and reshard take where= for the place that messages name"
+            self.fail("a dim cannot be named 'where'", token.span, note=note)
         self.next()
         return Name(token.text, self.splits(), self.since(token.span.start))
 

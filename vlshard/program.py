@@ -53,7 +53,7 @@ class Program:
         """
         return tuple(layout(spec, mesh, where=None, **sizes) for spec in self.specs)
 
-    def bytes_sent(self, *, rank: int = 0, itemsize: int = 4, **sizes: int | Packing) -> Traffic:
+    def bytes_sent(self, /, *, rank: int = 0, itemsize: int = 4, **sizes: int | Packing) -> Traffic:
         """Bytes that a rank sends, exactly.
 
         Args:
@@ -67,7 +67,7 @@ class Program:
         counts = _counts(self.steps, self.layouts(self.mesh, **sizes), rank, itemsize)
         return Traffic(*(sum(count[way] for count in counts) for way in (0, 1)))
 
-    def describe(self, *, itemsize: int = 4, **sizes: int | Packing) -> str:
+    def describe(self, /, *, itemsize: int = 4, **sizes: int | Packing) -> str:
         """The program as a table, with the bytes that each step sends.
 
         Args:

@@ -1,8 +1,10 @@
 import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from vlshard import LayoutError, MeshShape, Packing, SpecError, spec
-from vlshard.bridges import gradient_placements, placements
+from vlshard.bridges import gradient_placements, mesh_of, placements
 
 MESH = MeshShape(dp=2, cp=(2, 4), tp=3)
 WHOLE, SUM = Replicate(), Partial()
@@ -34,6 +36,25 @@ def test_placements_name_each_part_of_the_mesh(text, placed):
 )
 def test_axes_of_size_one_may_stand_anywhere(text):
     assert spec(text).placements(MeshShape(dp=1, cp=4)) == (Shard(0), Shard(0))
+
+
+def test_parts_of_a_device_mesh_stand_side_by_side():
+    ranks = torch.arange(24).reshape(2, 3, 4)
+    meshes = [
+        DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+        for names in (("cp.0", "cp.1", "dp"), ("cp.0", "dp", "cp.1"), ("cp", "dp", "cp.1"))
+    ]
+    assert mesh_of(meshes[0], spec("s@cp")) == MeshShape(cp=(2, 3), dp=4)
+    for mesh in meshes[1:]:
+        with pytest.raises(LayoutError) as error:
+            mesh_of(mesh, spec("s@cp"))
+        names = " ".join(mesh.mesh_dim_names)
+        assert str(error.value) == (
+            f"the mesh of the DTensor has parts of an axis apart: {names}\n"
+            "  s@cp\n"
+            "  ^^^^\n"
+            "  fix: parts stand side by side"
+        )
 
 
 def test_packings_tell_packed_dims_from_fused_ones():

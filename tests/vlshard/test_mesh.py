@@ -24,6 +24,11 @@ def test_mesh_is_frozen_and_compares_by_axes_in_order():
         mesh.size = 3
 
 
+def test_an_axis_may_have_any_name():
+    sizes = {"self": 2, "sizes": 3}
+    assert MeshShape(**sizes).sizes == Mesh(**sizes).sizes == sizes
+
+
 def test_mesh_without_axes_has_one_rank():
     mesh = MeshShape()
     assert (mesh.size, mesh.coords(0), mesh.peers((), 0)) == (1, {}, (0,))

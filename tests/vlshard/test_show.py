@@ -183,6 +183,22 @@ PlanError: 'cp:4' is no mesh axis
 """,
         ),
         (
+            ["b", "--mesh", "dp=2,cp=2x1234567890123456789"],
+            """\
+PlanError: a size has at most 18 digits
+  --mesh: dp=2,cp=2x1234567890123456789
+               ^^^^^^^^^^^^^^^^^^^^^^^^
+  a mesh is written 'dp=2,cp=4'; axes with parts 'cp=2x4' or 'cp=ring:2/ulysses:4'
+""",
+        ),
+        (
+            ["itemsize -> itemsize", "--mesh", "dp=2"],
+            """\
+LayoutError: no dim of an arrow can be named 'itemsize' here
+  what is sent is counted with itemsize= beside the sizes: name the dim otherwise
+""",
+        ),
+        (
             ["b", "--mesh", "dp=2,dp=2"],
             """\
 PlanError: mesh axis 'dp' occurs twice

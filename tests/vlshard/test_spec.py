@@ -141,6 +141,12 @@ def test_expand_refuses_another_number_of_dims(text, ndim):
     ("text", "carets", "headline", "note"),
     [
         ("b s@", "   ^", "'@' needs a mesh axis after it", None),
+        (
+            "b (where s)",
+            "   ^^^^^",
+            "a dim cannot be named 'where'",
+            "layout and reshard take where= for the place that messages name",
+        ),
         ("s@.x", "  ^", "a mesh axis was expected after '@', got '.'", None),
         ("s@cp.", "    ^", "'.' needs a part of an axis or an order after it", None),
         ("b (img s", "  ^", "this bracket is never closed", None),
