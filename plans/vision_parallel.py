@@ -116,8 +116,8 @@ def _refused(
     name: str, value: int | None, need: str, works: list[int], more: str = ""
 ) -> PlanError:
     """A setting that cannot be, with the values that can."""
-    listed = ", ".join(map(str, works))
-    notes = [f"fix: {name} {listed} work" + (f", {more}" if more else "")]
+    listed = ", ".join(map(str, works)) + (" works" if len(works) == 1 else " work")
+    notes = [f"fix: {name} {listed}" + (f", {more}" if more else "")]
     return PlanError(f"vision_parallel: {name}={value} is no number that {need}", notes=notes)
 
 

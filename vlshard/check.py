@@ -1,7 +1,7 @@
 """Everything that can be wrong with a plan, found before anything is allocated or sent."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -15,13 +15,13 @@ from vlshard.mesh import Mesh
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing, coefficients
 from vlshard.settings import Mode, Storage
-from vlshard.spec import Name, Spec, label, names_in, spec
+from vlshard.spec import Name, Spec, label, names_in, spec, splits_in
 from vlshard.tokens import PACK, is_packed
 
 KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     "params": (Storage, "replicate() or fsdp(...)"),
     "layouts": (str, "a spec in quotes"),
-    "attention": (Mode, "ulysses(...) or gather(...)"),
+    "attention": (Mode, "ulysses(...), gather(...), ring(...) or hybrid(...)"),
     "checkpoint": (int, "a count"),
     "splits": (str, "a spec in quotes"),
 }
@@ -39,11 +39,19 @@ class Place:
 
     def of(self, text: str) -> str:
         """``plans/long.py:41 text.q``: file, line of the quoted text, and the name."""
+        return self._line_with(f'"{text}"', f"'{text}'")
+
+    def of_mode(self, site: str, mode: Mode) -> str:
+        """``plans/long.py:44 attention``: where a site's mode is chosen."""
+        made = f": {type(mode).__name__.lower()}("
+        return self._line_with(f'"{site}"{made}', f"'{site}'{made}")
+
+    def _line_with(self, *quoted: str) -> str:
+        """The first line of the file that has one of these texts; without one, the file."""
         try:
             lines = Path(self.source).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
             return f"{self.source} {self.name}"
-        quoted = (f'"{text}"', f"'{text}'")
         found = (i for i, line in enumerate(lines, 1) if any(part in line for part in quoted))
         line = next(found, None)
         return f"{self.source}:{line} {self.name}" if line else f"{self.source} {self.name}"
@@ -80,7 +88,7 @@ def check_kinds(fields: Mapping[str, object], source: str) -> Iterator[ShardErro
                 where = f"{source} {name} {key!r}"
                 yield PlanError(f"{value!r} is not {what}", where=where)
             elif not all(isinstance(getattr(value, at, None), str | None) for at in OVER):
-                yield PlanError(f"{value!r} names no mesh axis", where=f"{source} {name} {key!r}")
+                yield PlanError(f"{value} names no mesh axis", where=f"{source} {name} {key!r}")
 
 
 def check_world(mesh: MeshShape, world: int, source: str) -> Iterator[ShardError]:
@@ -122,13 +130,13 @@ def check_storage(
     chosen = storage_patterns(params, names)
     for pattern in params:
         if pattern not in chosen.values():
-            shadowed = any(map(pattern_matcher(pattern), names))
-            reason = "matches only what earlier patterns match" if shadowed else "matches nothing"
-            yield PlanError(
-                f"pattern {pattern!r} {reason}",
-                where=Place(source, "params").of(pattern),
-                notes=["fix: remove it, or move it before the more general patterns"],
-            )
+            reason = "matches nothing"
+            fix = f"the name most like it is {_most_like(pattern, names)!r}"
+            if any(map(pattern_matcher(pattern), names)):
+                reason = "matches only what earlier patterns match"
+                fix = "fix: remove it, or move it before the more general patterns"
+            place = Place(source, "params").of(pattern)
+            yield PlanError(f"pattern {pattern!r} {reason}", where=place, notes=[fix])
     left = [name for name in names if name not in chosen]
     if left:
         yield PlanError(
@@ -137,6 +145,14 @@ def check_storage(
             notes=['fix: end params with "**": replicate() or fsdp(...)'],
         )
     yield from _one_storage_a_unit(params, chosen, config, source)
+
+
+def _most_like(pattern: str, names: Collection[str]) -> str:
+    """The first of the names that begin most as a pattern does."""
+    stem = pattern
+    while not any(name.startswith(stem) for name in names):
+        stem = stem[:-1]
+    return next(name for name in names if name.startswith(stem))
 
 
 def _expand(axes: Iterable[str], mesh: MeshShape) -> list[str]:
@@ -271,9 +287,14 @@ def check_homes(layouts: Mapping[str, str], mesh: MeshShape, source: str) -> Ite
     homes = {name: home_axes(spec(layouts[name]), mesh) for name in SITES.values()}
     patches, tokens = homes[PATCHES], homes[TOKENS]
     if patches and tokens and tokens[: len(patches)] != patches:
+        text = layouts[PATCHES]
+        read = f"{TOKENS} over {mesh.text(tokens)!r}"
+        splits = [split for dim in spec(text).dims for split in splits_in(dim)]
         yield PlanError(
-            f"{PATCHES} is at home over {' '.join(patches)!r}, {TOKENS} over {' '.join(tokens)!r}",
-            where=f"{source} layouts",
+            f"{PATCHES} is at home over {mesh.text(patches)!r}, {read}",
+            text=text,
+            spans=[split.span for split in splits if split.order == "home"],
+            where=Place(source, PATCHES).of(text),
             notes=[
                 f"fix: {TOKENS} says which ranks read rows; {PATCHES} names the same axes, or "
                 "the leading ones of them"

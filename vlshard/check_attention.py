@@ -16,10 +16,12 @@ def check_modes(
 ) -> Iterator[ShardError]:
     """Sites and axes exist, and hybrids name what they are made of."""
     for site, mode in attention.items():
-        where = f"{source} attention {site!r}"
+        where = f"{Place(source, 'attention').of_mode(site, mode)} {site!r}"
         if site not in config.heads:
             yield PlanError(
-                f"unknown attention site {site!r}{nearest(site, config.heads)}", where=where
+                f"unknown attention site {site!r}{nearest(site, config.heads)}",
+                where=where,
+                notes=[f"sites: {', '.join(config.heads)}"],
             )
         yield from _check_axes(mode, mesh, where)
 
@@ -29,18 +31,22 @@ def _check_axes(mode: Mode, mesh: MeshShape, where: str) -> Iterator[ShardError]
     ways = mode.ways
     if isinstance(mode, Hybrid) and (not ways.ulysses or bool(ways.gather) == bool(ways.ring)):
         yield PlanError(
-            f"{mode!r} takes ulysses= and one of gather= and ring=",
+            f"{mode} takes ulysses= and one of gather= and ring=",
             where=where,
             notes=['fix: for example hybrid(ulysses="cp.0", ring="cp.1")'],
         )
     elif not ways.axes:
-        yield PlanError(f"{mode!r} names no mesh axis", where=where, notes=[mesh.note])
+        yield PlanError(f"{mode} names no mesh axis", where=where, notes=[mesh.note])
     unknown = [axis for axis in ways.axes if axis not in mesh.parts_of]
     for axis in unknown:
         yield PlanError(f"{mesh.unknown(axis)} in attention", where=where, notes=[mesh.offer(axis)])
     parts = [part for axis in ways.axes for part in mesh.parts_of.get(axis, ())]
-    if len(set(parts)) < len(parts):
-        yield PlanError(f"a mesh axis is named twice in {mode!r}", where=where, notes=[mesh.note])
+    if twice := [part for part in mesh.parts if parts.count(part) > 1]:
+        yield PlanError(
+            f"mesh axis {twice[0]!r} is named twice in {mode}",
+            where=where,
+            notes=[mesh.note, "each way takes axes of its own: cp=(2, 2) has cp.0 and cp.1"],
+        )
 
 
 def check_cover(
@@ -78,14 +84,13 @@ def _check_cuts(
     """The mode works over every axis that cuts inside segments."""
     served = {part for axis in ways.axes for part in mesh.parts_of[axis]}
     parsed = spec(text)
-    cuts = [
-        part for part in cutting_axes(parsed, mesh) if mesh.parts[part] > 1 and part not in served
-    ]
+    cutting = [part for part in cutting_axes(parsed, mesh) if mesh.parts[part] > 1]
+    cuts = [part for part in cutting if part not in served]
     if not cuts:
         return
     axes = [axis for dim in parsed.dims for split in splits_in(dim) for axis in split.axes]
     spans = [axis.span for axis in axes if set(mesh.axis_parts(axis)) & set(cuts)]
-    needed = [part for part in mesh.parts if part in served or part in cuts]
+    needed = [part for part in mesh.parts if part in cutting]
     named = mesh.text(needed).strip("()")
     yield PlanError(
         f"segments are cut over {mesh.text(cuts)!r}, and no attention mode brings their keys "

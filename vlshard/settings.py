@@ -83,6 +83,9 @@ class Ulysses:
     axis: str
     overlap: bool = False
 
+    def __str__(self) -> str:
+        return f"ulysses({self.axis!r}{_overlap(self.overlap)})"
+
     @property
     def ways(self) -> Ways:
         """The axes by what happens over them."""
@@ -96,6 +99,9 @@ class Gather:
     axis: str
     overlap: bool = False
 
+    def __str__(self) -> str:
+        return f"gather({self.axis!r}{_overlap(self.overlap)})"
+
     @property
     def ways(self) -> Ways:
         """The axes by what happens over them."""
@@ -108,6 +114,9 @@ class Ring:
 
     axis: str
     overlap: bool = False
+
+    def __str__(self) -> str:
+        return f"ring({self.axis!r}{_overlap(self.overlap)})"
 
     @property
     def ways(self) -> Ways:
@@ -124,6 +133,11 @@ class Hybrid:
     ring: str | None = None
     overlap: bool = False
 
+    def __str__(self) -> str:
+        outer = (("gather", self.gather), ("ring", self.ring))
+        given = "".join(f", {name}={axes!r}" for name, axes in outer if axes is not None)
+        return f"hybrid(ulysses={self.ulysses!r}{given}{_overlap(self.overlap)})"
+
     @property
     def ways(self) -> Ways:
         """The axes by what happens over them."""
@@ -132,6 +146,11 @@ class Hybrid:
 
 
 Mode = Ulysses | Gather | Ring | Hybrid
+
+
+def _overlap(overlap: bool) -> str:
+    """The setting as a plan writes it."""
+    return ", overlap=True" if overlap else ""
 
 
 def ulysses(axis: str, *, overlap: bool = False) -> Ulysses:

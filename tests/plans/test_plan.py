@@ -105,6 +105,11 @@ def test_a_cut_that_a_mode_leaves_is_shown():
     )
 
 
+def test_the_mode_offered_works_over_no_axis_that_cuts_nothing():
+    plan = make(attention={"vision": ring("dp"), "text": gather("cp")})
+    assert '  fix: attention={"vision": gather("cp")} or ulysses("cp")' in fault(plan)
+
+
 def test_a_cut_without_a_mode_is_shown():
     assert fault(make(attention={"vision": ulysses("cp")})) == (
         "segments are cut over 'cp', and no attention mode brings their keys together\n"
@@ -160,7 +165,8 @@ def test_what_is_not_there_yet_is_refused_by_name(name):
 REFUSED = {
     "pattern of no use": (
         make(params={"model.vision.**": replicate(), "**": fsdp("dp cp")}),
-        "pattern 'model.vision.**' matches nothing",
+        "pattern 'model.vision.**' matches nothing\n  plan params\n"
+        "  the name most like it is 'model.visual.",
     ),
     "pattern behind a general one": (
         make(params={"**": fsdp("dp cp"), "model.visual.**": replicate()}),
@@ -218,7 +224,8 @@ REFUSED = {
     ),
     "unknown site": (
         make(attention={"vison": ulysses("cp"), "text": gather("cp")}),
-        "unknown attention site 'vison'; did you mean 'vision'?",
+        "unknown attention site 'vison'; did you mean 'vision'?\n"
+        "    plan attention 'vison'\n    sites: vision, text",
     ),
     "mode over an unknown axis": (
         make(attention={"vision": ulysses("xp"), "text": gather("cp")}),
@@ -230,23 +237,25 @@ REFUSED = {
     ),
     "mode over an axis twice": (
         make(attention={"vision": hybrid(ulysses="cp", ring="dp cp"), "text": gather("cp")}),
-        "a mesh axis is named twice in Hybrid(ulysses='cp', gather=None, ring='dp cp'",
+        "mesh axis 'cp' is named twice in hybrid(ulysses='cp', ring='dp cp')",
     ),
     "mode over nothing": (
         make(attention={"vision": ring(""), "text": gather("cp")}),
-        "Ring(axis='', overlap=False) names no mesh axis",
+        "ring('') names no mesh axis",
     ),
     "hybrid of one": (
-        make(attention={"vision": hybrid(ulysses="cp"), "text": gather("cp")}),
-        "takes ulysses= and one of gather= and ring=",
+        make(attention={"vision": hybrid(ulysses="cp", overlap=True), "text": gather("cp")}),
+        "hybrid(ulysses='cp', overlap=True) takes ulysses= and one of gather= and ring=",
     ),
     "hybrid of three": (
         make(attention={"vision": hybrid(ulysses="cp", gather="dp", ring="dp")}),
-        "takes ulysses= and one of gather= and ring=",
+        "hybrid(ulysses='cp', gather='dp', ring='dp') takes ulysses= and one of gather= and ring=",
     ),
     "two homes": (
         make(patches="(img@cp.home s)@dp c", attention={"vision": ulysses("dp")}),
-        "vision.patches is at home over 'cp', text.tokens over 'dp'",
+        "vision.patches is at home over 'cp', text.tokens over 'dp'\n"
+        "    plan vision.patches: (img@cp.home s)@dp c\n"
+        "                             ^^^^^^^^",
     ),
     "recompute count": (make(checkpoint={"text": 0}), "a count of at least 1, not 'text': 0"),
     "no spec": (make(tokens="b@dp.home s@"), "'@' needs a mesh axis after it"),
@@ -274,8 +283,8 @@ def mode_over(axis):
         ("params", {"**": "fsdp"}, "'fsdp' is not replicate() or fsdp(...)\n  plan params '**'"),
         ("params", {3: replicate()}, "params has 3 for a name\n  plan params"),
         ("layouts", {"text.tokens": None}, "None is not a spec in quotes\n  plan layouts 'text."),
-        ("attention", {"text": "ring"}, "'ring' is not ulysses(...) or gather(...)\n  plan atten"),
-        ("attention", {"text": mode_over(3)}, "Ulysses(axis=3, overlap=False) names no mesh axis"),
+        ("attention", {"text": "ring"}, "'ring' is not ulysses(...), gather(...), ring(...) or"),
+        ("attention", {"text": mode_over(3)}, "ulysses(3) names no mesh axis"),
         ("checkpoint", {"text": 1.5}, "1.5 is not a count\n  plan checkpoint 'text'"),
         ("checkpoint", {"text": True}, "True is not a count"),
     ],

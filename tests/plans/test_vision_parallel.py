@@ -66,6 +66,11 @@ def test_settings_give_the_vision_half(settings, world, mesh, storage, patches, 
     [
         ({"cp": 0}, "vision_parallel: cp=0 is no integer of at least 1"),
         (
+            {"ulysses_degree": 2},
+            "vision_parallel: ulysses_degree=2 is no number that divides cp=1\n"
+            "  fix: ulysses_degree 1 works",
+        ),
+        (
             {"cp": 4, "ulysses_degree": 3},
             "vision_parallel: ulysses_degree=3 is no number that divides cp=4\n"
             "  fix: ulysses_degree 1, 2, 4 work",
