@@ -51,13 +51,17 @@ def _parser() -> argparse.ArgumentParser:
 def _add_show(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("spec", help="a layout 'b s@cp h d', or two and what leads from one to the other: 'A -> B'")
-    add("--mesh", default="", help="dp=2,cp=4; with parts cp=2x4 or cp=ring:2/ulysses:4")
+    add(
+        "--mesh",
+        default="",
+        help="dp=2,cp=4; with parts cp=2x4 or cp=ring:2/ulysses:4; else one rank",
+    )
     add("--sizes", default="", help="s=16,h=8; other dims get two rows for each part")
     add("--lengths", help="24,16,48: segments of the first bracket of two names")
     add("--unit", type=int, default=1, help="rows of a segment that no cut parts")
     add("--home", help="0,0,1: where segments (or rows) marked .home are")
     add("--cost", default="0,1", help="a,b: what a segment of n rows costs, a n^2 + b n")
-    add("--itemsize", type=int, default=4, help="bytes of one element, for what is sent")
+    add("--itemsize", type=int, default=4, help="bytes of one element that is sent; default 4")
     add("--svg", type=Path, metavar="FILE", help="write a picture to a file instead")
     parser.set_defaults(command=_show)
 
@@ -133,6 +137,8 @@ def _write(path: Path, text: str) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     """Check a plan against a model and a world, without ranks or devices."""
+    if options.world < 1:
+        raise PlanError(f"--world is a number of ranks, at least 1, not {options.world}")
     plan = load_plan(options.plan, options.world)
     config = _config(options.config, options.model)
     faults = list(plan.faults(config, options.world))
@@ -146,6 +152,9 @@ def _check(options: argparse.Namespace) -> int:
 def _config(name: str, folder: str | None) -> ModelConfig:
     """What a function of the caller's gives for a model; this package knows no models."""
     place, _, attribute = name.partition(":")
+    if not place or not attribute:
+        example = "for example model.config:load_config, with the folder that --model names"
+        raise PlanError(f"--config takes module:function, not {name!r}", notes=[example])
     try:
         found = getattr(importlib.import_module(place), attribute)
         config = found(folder) if folder else found() if callable(found) else found

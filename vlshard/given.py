@@ -178,6 +178,12 @@ def _packing(
             headline = f"'{name}' takes no size: --lengths has them"
             raise LayoutError(headline, text=sides[0].text, spans=[dim.span])
     lengths, unit, home, cost = segments
+    named = [(side, n) for side in sides for d in side.dims for n in names_in(d) if n.name == first]
+    for side, name in named:
+        spans = [split.order_span for split in name.splits if split.order == "home"]
+        if spans and home is None:
+            headline = f"'.home' needs --home: who loaded each of the {len(lengths or ())} segments"
+            raise LayoutError(headline, text=side.text, spans=spans)
     return {first: Packing(lengths or (), unit, home, cost)}
 
 

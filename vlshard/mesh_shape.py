@@ -213,7 +213,7 @@ class MeshShape:
     @property
     def note(self) -> str:
         """The mesh as a line of a message."""
-        return f"mesh: {self or 'no axes'}"
+        return f"mesh: {str(self) or 'no axes'}"
 
     def __str__(self) -> str:
         return " ".join(f"{axis}={_size_text(size)}" for axis, size in self._items)

@@ -261,6 +261,23 @@ LayoutError: packing: segment 0 has 6 rows, no multiple of unit 4
 """,
         ),
         (
+            ["(img@dp.home s)@cp", "--mesh", "dp=2,cp=2", "--lengths", "4,8"],
+            """\
+LayoutError: '.home' needs --home: who loaded each of the 2 segments
+  (img@dp.home s)@cp
+          ^^^^
+""",
+        ),
+        (
+            ["b s@cp"],
+            """\
+LayoutError: unknown mesh axis 'cp'
+  b s@cp
+      ^^
+  mesh: no axes
+""",
+        ),
+        (
             ["b@dp.home", "--mesh", "dp=2", "--sizes", "b=3"],
             """\
 LayoutError: --home has to name the holder of each of the 3 rows
@@ -357,6 +374,30 @@ def test_check_refuses_what_is_no_plan_or_no_config(capsys):
     )
     assert main([*arguments, "os:nothing"]) == 2
     assert "module 'os' has no attribute 'nothing'" in capsys.readouterr().err
+    assert main([*arguments, "model.config"]) == 2
+    assert capsys.readouterr().err == (
+        "PlanError: --config takes module:function, not 'model.config'\n"
+        "  for example model.config:load_config, with the folder that --model names\n"
+    )
+
+
+def test_check_refuses_a_world_without_ranks(capsys):
+    assert check("plans/vision_sample.py", "--world", "0") == 2
+    headline = "PlanError: --world is a number of ranks, at least 1, not 0\n"
+    assert capsys.readouterr().err == headline
+
+
+def test_check_names_the_line_of_a_mode(capsys, tmp_path):
+    plan = Path("plans/vision_cp_ulysses.py").read_text()
+    line = 1 + plan[: plan.index('"vision": ulysses')].count("\n")
+    path = tmp_path / "mode.py"
+    path.write_text(plan.replace('ulysses("cp")', 'ulysses("xp")'))
+    check(str(path), "--world", "4")
+    assert capsys.readouterr().out.startswith(
+        "PlanError: unknown mesh axis 'xp' in attention\n"
+        f"  {path}:{line} attention 'vision'\n"
+        "  mesh: dp=2 cp=2; did you mean 'cp' or 'dp'?\n"
+    )
 
 
 def test_the_module_can_be_run(capsys, monkeypatch):
