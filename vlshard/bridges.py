@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from vlshard.errors import LayoutError, PlanError, Span
-from vlshard.layout import Layout, layout
+from vlshard.layout import Layout, layout, refuse_shape
 from vlshard.mesh import Mesh, MeshShape
 from vlshard.packing import Packing
 from vlshard.spec import Axis, Dim, Dots, Group, Name, Spec, Split, label, names_in, spec, splits_in
@@ -221,11 +221,5 @@ def _even(parsed: Spec, mesh: MeshShape, shape: Sequence[int]) -> dict[str, int]
 
 def _check_shape(shape: tuple[int, ...], bound: Layout, rank: int) -> None:
     """The local shape is the one that the layout gives this rank."""
-    want = bound.local_shape(rank)
-    if shape == want:
-        return
-    pairs = zip(bound.spec.dims, shape, want, strict=True)
-    wrong = [dim.span for dim, got, expected in pairs if got != expected]
-    headline = f"the tensor of rank {rank} has shape {shape}, the layout gives it {want}"
-    note = "a plain dim that is not even over its axes needs its global size"
-    raise LayoutError(headline, text=bound.spec.text, spans=wrong, notes=[note])
+    if shape != bound.local_shape(rank):
+        refuse_shape(bound, rank, shape)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from vlshard.header import IntArray
 from vlshard.mesh_shape import MeshShape
 from vlshard.packing import Packing
 from vlshard.pieces import Pieces
-from vlshard.spec import Spec, spec
+from vlshard.spec import Spec, label, spec
 
-__all__ = ["Binder", "Layout", "Size", "layout"]
+__all__ = ["Binder", "Layout", "Size", "layout", "refuse_shape"]
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,27 @@ def layout(
     binder = Binder(parsed, mesh.shape, where)
     items = tuple((name, binder.size(name, value)) for name, value in sizes.items())
     return _bind(binder, parsed.text, items)
+
+
+def refuse_shape(bound: Layout, rank: int, shape: tuple[int, ...]) -> NoReturn:
+    """Say that a local tensor has not the shape that a layout gives its rank.
+
+    Raises: LayoutError.
+    """
+    want = bound.local_shape(rank)
+    dims = zip(bound.spec.dims, bound.bound, shape, want, strict=False)
+    wrong = [(dim, size) for dim, size, got, expected in dims if got != expected]
+    notes = [
+        f"the Packing of '{label(dim)}' has {size.size} rows in all"
+        for dim, size in wrong
+        if isinstance(size, Packed)
+    ]
+    if len(notes) < len(wrong):
+        notes.append("a plain dim that is not even over its axes needs its global size")
+    headline = f"the tensor of rank {rank} has shape {shape}, the layout gives it {want}"
+    raise LayoutError(
+        headline, text=bound.spec.text, spans=[dim.span for dim, _ in wrong], notes=notes
+    )
 
 
 @lru_cache(maxsize=512)

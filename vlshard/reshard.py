@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vlshard.collectives import all_reduce, move_rows
-from vlshard.errors import LayoutError
-from vlshard.layout import Layout
-from vlshard.mesh import Mesh
+from vlshard.errors import PlanError
+from vlshard.layout import Binder, Layout, refuse_shape
+from vlshard.mesh import Mesh, MeshShape
 from vlshard.packing import Packing
 from vlshard.program import Program
 from vlshard.routes import Route, route
@@ -62,15 +62,8 @@ class Lowered:
 
     def check(self, shape: tuple[int, ...]) -> None:
         """The local shape is the one that the layout gives this rank."""
-        want = self.shape
-        if shape == want:
-            return
-        shape = tuple(shape)
-        spec = self.src.spec
-        wrong = [dim.span for dim, a, b in zip(spec.dims, shape, want, strict=False) if a != b]
-        headline = f"the tensor of rank {self.rank} has shape {shape}, the layout gives it {want}"
-        note = "a plain dim that is not even over its axes needs its global size"
-        raise LayoutError(headline, text=spec.text, spans=wrong, notes=[note])
+        if shape != self.shape:
+            refuse_shape(self.src, self.rank, tuple(shape))
 
 
 def run_stages(x: Tensor, stages: Sequence[Stage]) -> Tensor:
@@ -128,9 +121,16 @@ def reshard(
     return bound_program(x, arrow, mesh, sizes)(x)
 
 
-def bound_program(x: Tensor, arrow: str, mesh: Mesh, sizes: Sizes) -> Lowered:
+def bound_program(x: Tensor, arrow: str, mesh: MeshShape, sizes: Mapping[str, object]) -> Lowered:
     """The program of an arrow for a tensor and all like it; see ``reshard``."""
-    return _lowered(arrow, x.shape, _Same(mesh), tuple(sizes.items()))
+    items = [(name, size) for name, size in sizes.items() if isinstance(size, int | Packing)]
+    if not isinstance(mesh, Mesh):
+        note = f"{mesh!r} is sizes only; make a Mesh on the running ranks"
+        raise PlanError(f"a {type(mesh).__name__} has no ranks to send between", notes=[note])
+    if len(items) < len(sizes):
+        binder = Binder(expanded(arrow, x.ndim)[0], mesh, None)
+        items = [(name, binder.size(name, size)) for name, size in sizes.items()]
+    return _lowered(arrow, x.shape, _Same(mesh), tuple(items))
 
 
 @lru_cache(maxsize=1024)

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from vlshard.errors import LayoutError, PlanError, SpecError
-from vlshard.mesh import Mesh
+from vlshard.mesh import Mesh, MeshShape
 from vlshard.packing import Packing
-from vlshard.reshard import lower, reshard
+from vlshard.reshard import bound_program, lower, reshard
 from vlshard.transition import transition
 
 MESH = Mesh(dp=1, cp=2)  # this process is rank 0 of it; nothing below communicates
@@ -80,3 +80,31 @@ def test_reshard_refuses_a_size_unlike_the_tensor():
 def test_reshard_refuses(shape, arrow, sizes, error, match):
     with pytest.raises(error, match=match):
         reshard(torch.zeros(shape), arrow, MESH, **sizes)
+
+
+def test_reshard_refuses_a_tensor_unlike_its_packing():
+    with pytest.raises(LayoutError) as error:
+        reshard(torch.zeros(6, 2), "(img s) d -> (img s)@cp d", MESH, img=Packing([4, 4]))
+    assert str(error.value) == (
+        "the tensor of rank 0 has shape (6, 2), the layout gives it (8, 2)\n"
+        "  (img s) d -> (img s)@cp d\n"
+        "  ^^^^^^^\n"
+        "  the Packing of '(img s)' has 8 rows in all"
+    )
+
+
+def test_what_is_no_size_is_pointed_at():
+    with pytest.raises(LayoutError) as error:
+        bound_program(torch.zeros(4, 2), "(img s)@cp d -> (img s) d", MESH, {"img": [4, 4]})
+    assert str(error.value) == (
+        "size img=[4, 4] is no integer and no Packing\n  (img s)@cp d -> (img s) d\n   ^^^"
+    )
+
+
+def test_a_mesh_of_sizes_only_is_refused():
+    with pytest.raises(PlanError) as error:
+        bound_program(torch.zeros(4, 2), "t@cp d -> t d", MeshShape(cp=2), {})
+    assert str(error.value) == (
+        "a MeshShape has no ranks to send between\n"
+        "  MeshShape(cp=2) is sizes only; make a Mesh on the running ranks"
+    )
