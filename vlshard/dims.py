@@ -143,13 +143,13 @@ class Packed:
     def row_costs(self) -> FloatArray:
         """What each row of each segment costs by the packing's coefficients."""
         a, b = self.packing.cost
-        return a * array(self.packing.lengths).astype(np.float64) + b
+        return a * self.packing.lengths_array.astype(np.float64) + b
 
     def pieces(self, places: Places) -> Pieces:
         """Rows held at a place, in whole units."""
         unit = self.packing.unit
         held = self.held(places)
-        lengths = array(self.packing.lengths)
+        lengths = self.packing.lengths_array
         starts = np.cumsum(lengths) - lengths
         pieces = Pieces(starts[held], lengths[held])
         for cut in self.each:
@@ -198,7 +198,7 @@ def _homes(packing: Packing | None, cut: Cut) -> IntArray:
     """
     if packing is None or packing.home is None:
         raise AssertionError("a cut by home is bound only to a Packing that says where")
-    return array(packing.home) // max((packing.homes or cut.ranks) // cut.ranks, 1)
+    return packing.home_array // max((packing.homes or cut.ranks) // cut.ranks, 1)
 
 
 @lru_cache(maxsize=256)
@@ -218,8 +218,3 @@ def _dealt(packing: Packing, held: bytes, ranks: int) -> IntArray:
         heapq.heapreplace(heap, (load + costs[i], count + 1, rank))
     dealt.setflags(write=False)
     return dealt
-
-
-def array(values: tuple[int, ...]) -> IntArray:
-    """Integers as an array; of the right dtype when there are none."""
-    return np.array(values, np.int64)

@@ -7,7 +7,10 @@ from math import isfinite
 from operator import index
 from typing import SupportsIndex
 
+import numpy as np
+
 from vlshard.errors import LayoutError
+from vlshard.header import IntArray
 
 
 @dataclass(frozen=True, init=False)
@@ -64,6 +67,16 @@ class Packing:
         """Rows of all segments together."""
         return sum(self.lengths)
 
+    @cached_property
+    def lengths_array(self) -> IntArray:
+        """The lengths as an array, made once and not to be written to."""
+        return read_only(self.lengths)
+
+    @cached_property
+    def home_array(self) -> IntArray:
+        """The homes as an array, made once and not to be written to; empty if none are known."""
+        return read_only(self.home or ())
+
     def cost_of(self, length: int) -> float:
         """Cost of one segment of so many rows.
 
@@ -73,6 +86,13 @@ class Packing:
         a, b = self.cost
         units = length // self.unit
         return (a * self.unit * self.unit * units + b * self.unit) * units
+
+
+def read_only(values: Sequence[int]) -> IntArray:
+    """Integers as an array of the right dtype, also where there are none."""
+    array = np.array(values, np.int64)
+    array.setflags(write=False)
+    return array
 
 
 def coefficients(cost: object) -> tuple[float, float]:

@@ -156,7 +156,8 @@ class _Same:
         return id(self.mesh)
 
 
-@lru_cache(maxsize=1024)
+# Each holds an index for every row that moves, so few are kept where sizes change with the step.
+@lru_cache(maxsize=128)
 def _lowered(
     text: str, shape: tuple[int, ...], same: _Same, items: tuple[tuple[str, int | Packing], ...]
 ) -> Lowered:

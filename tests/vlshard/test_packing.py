@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from vlshard.errors import LayoutError
@@ -12,6 +13,14 @@ def test_packing_is_frozen_hashable_and_counts_rows():
     assert (packing.lengths, packing.home, packing.cost) == ((8, 4, 12), (0, 1, 0), (1.0, 2.0))
     with pytest.raises(AttributeError):
         packing.unit = 2
+
+
+def test_packing_hands_out_the_same_arrays():
+    pack = Packing([4, 0, 8], unit=2, home=[1, 0, 1])
+    assert (pack.lengths_array.tolist(), pack.home_array.tolist()) == ([4, 0, 8], [1, 0, 1])
+    assert pack.lengths_array is pack.lengths_array
+    for array in (pack.lengths_array, pack.home_array, Packing([]).home_array):
+        assert (array.dtype, array.flags.writeable) == (np.int64, False)
 
 
 def test_packing_may_be_empty():

@@ -1,10 +1,12 @@
+import gc
+
 import pytest
 import torch
 
 from vlshard.errors import LayoutError, PlanError, SpecError
 from vlshard.mesh import Mesh, MeshShape
 from vlshard.packing import Packing
-from vlshard.reshard import bound_program, lower, reshard
+from vlshard.reshard import Lowered, bound_program, lower, reshard
 from vlshard.transition import transition
 
 MESH = Mesh(dp=1, cp=2)  # this process is rank 0 of it; nothing below communicates
@@ -45,6 +47,12 @@ def test_reshard_takes_a_packing():
 def test_dims_may_have_the_names_of_parameters(name):
     cut = reshard(torch.arange(5.0), f"{name} -> {name}@cp", MESH, **{name: 5})
     assert cut.tolist() == [0, 1, 2]
+
+
+def test_programs_of_lengths_that_change_are_let_go():
+    for rows in range(300):
+        reshard(torch.empty(rows), "t -> t@cp", MESH, t=rows)
+    assert sum(type(thing) is Lowered for thing in gc.get_objects()) <= 128
 
 
 def test_lower_binds_once_for_many_tensors():
