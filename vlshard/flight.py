@@ -23,8 +23,10 @@ from vlshard.moves import Moves
 from vlshard.packing import Packing
 from vlshard.reshard import bound_program, run_stages
 from vlshard.transport import Flight
+from vlshard.untraced import untraced
 
 
+@untraced
 def start(x: Shaped[Tensor, "..."], arrow: str, mesh: Mesh, /, **sizes: int | Packing) -> Pending:
     """Send a tensor from one layout towards another, as ``reshard`` does, without waiting.
 
@@ -90,7 +92,7 @@ def _depart(x: Tensor, trip: Trip) -> Pending:
     """Send a tensor; waiting for it is the other autograd node."""
     there, back = _Leg(trip), _Leg(trip.reverse)
     token = _apply(_Start, x, there, back)
-    return Pending(lambda: _apply(_Finish, token, there, back))
+    return Pending(untraced(lambda: _apply(_Finish, token, there, back)))
 
 
 class _Start(torch.autograd.Function):

@@ -9,6 +9,7 @@ from vlshard.boundaries import Pending
 from vlshard.header import Share
 from vlshard.row_move import RowMove
 from vlshard.schedule import Schedule
+from vlshard.untraced import untraced
 
 
 class StepBoundaries:
@@ -23,6 +24,7 @@ class StepBoundaries:
         self._schedules = schedules
         self._merged = merged
 
+    @untraced
     def start(self, name: str, x: Tensor) -> Pending:
         """Send a tensor over the named boundary; see ``Boundaries.start``.
 
@@ -35,6 +37,7 @@ class StepBoundaries:
         pending = move.start(rows) if schedule.overlap else Pending.here(move(rows))
         return pending.then(lambda y: as_batch(y, x.shape[0])) if x.ndim == 4 else pending
 
+    @untraced
     def attend(self, site: str, q: Pending, k: Pending, v: Pending) -> Tensor:
         """Attention inside segments; see ``Boundaries.attend``."""
         key, value, query = flat_rows(k.wait()), flat_rows(v.wait()), flat_rows(q.wait())

@@ -1,12 +1,16 @@
 """Tensors in flight between ranks: values, order of launches and waits, delays, refusals."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from jaxtyping import config
 from torch.utils.checkpoint import checkpoint
 
 from tests.dist.events import recorded
+from tests.dist.test_several_steps import DYNAMO_LOOKS
 from vlshard import Mesh
 from vlshard.flight import start, start_rows
 from vlshard.moves import plan_moves
@@ -133,6 +137,34 @@ def dropped():
 
 def test_a_flight_that_nobody_waits_for_stands_in_nobodys_way(ranks):
     ranks(2).run(dropped, timeout=30)
+
+
+def compiled():
+    """Gradients of a compiled function whose value flies, beside those of the plain one."""
+    mesh = Mesh(cp=dist.get_world_size())
+
+    def flies(x):
+        pending = start(x.sin(), "s@cp h -> s h@cp", mesh)
+        other = x.square().sum()
+        return (pending.wait() ** 2).sum() * 3 + other
+
+    found = []
+    config.update("jaxtyping_disable", True)  # Dynamo cannot trace the checks
+    try:
+        for function in (flies, torch.compile(flies, backend="aot_eager")):
+            x = (torch.arange(8.0).reshape(4, 2) + mesh.rank).requires_grad_()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", DYNAMO_LOOKS)
+                function(x).backward()
+            found.append(x.grad)
+    finally:
+        config.update("jaxtyping_disable", False)
+        torch._dynamo.reset()
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_compiled_function_breaks_its_graph_at_a_flight(ranks):
+    ranks(2).run(compiled, timeout=60)
 
 
 def twice():
