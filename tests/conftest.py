@@ -25,6 +25,7 @@ def ranks():
 
 
 TABLE = pytest.StashKey()
+FROM_WORKERS = "parity table"
 
 
 def pytest_addoption(parser):
@@ -39,10 +40,37 @@ def pytest_configure(config):
     config.stash[TABLE] = []
 
 
+def pytest_collection_modifyitems(items):
+    """With workers side by side: all tests that need ranks on one, files of others together."""
+    for item in items:
+        group = "ranks" if "ranks" in item.fixturenames else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def parity_table(request):
     """Takes one row of the table that the run ends with."""
-    return lambda *row: request.config.stash[TABLE].append(row)
+
+    def add(plan, world, case, found, off, norm_off, faults):
+        state = f"{len(found.gradients)} equal" if not faults else f"{len(faults)} off"
+        numbers = f"{found.loss:10.6f}{off:9.1e}{norm_off:9.1e}  {state}"
+        request.config.stash[TABLE].append(f"{plan:24}{world:5}  {case:31}{numbers}")
+
+    return add
+
+
+def pytest_sessionfinish(session):
+    """A worker hands its rows over."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[FROM_WORKERS] = session.config.stash[TABLE]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """The rows of a worker that is done."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[TABLE].extend(output.get(FROM_WORKERS, ()))
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -51,8 +79,6 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     write = terminalreporter.write_line
     terminalreporter.section("parity with one process")
-    write(f"{'plan':20}{'ranks':>5}  {'case':31}{'loss':>10}{'off':>9}{'norm off':>9}  gradients")
-    for plan, world, case, found, off, norm_off, faults in rows:
-        state = f"{len(found.gradients)} equal" if not faults else f"{len(faults)} off"
-        loss = found.loss
-        write(f"{plan:20}{world:5}  {case:31}{loss:10.6f}{off:9.1e}{norm_off:9.1e}  {state}")
+    write(f"{'plan':24}{'ranks':>5}  {'case':31}{'loss':>10}{'off':>9}{'norm off':>9}  gradients")
+    for row in sorted(rows):
+        write(row)

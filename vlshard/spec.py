@@ -102,7 +102,9 @@ def arrow(text: str) -> tuple[Spec, Spec]:
             *(spans or [d.span for s, d in zip(*sides, strict=True) if label(s) != label(d)]),
             note=_other_dims(src, dst),
         )
-    if missing := [axis for axis in dst.pending if axis not in src.pending]:
+    # Whether parts of an axis are pending that the whole is not is seen once the mesh is known.
+    known = {axis.name for axis in src.pending}
+    if missing := [axis for axis in dst.pending if axis.name not in known]:
         names = " ".join(map(str, missing))
         spans = [axis.span for axis in missing]
         parser.fail(

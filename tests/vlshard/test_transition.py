@@ -222,3 +222,26 @@ def test_program_prints_what_it_sends():
 )
 def test_each_step_has_its_dual(step, backward):
     assert (dual(step), dual(backward)) == (backward, step)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "steps"),
+    [
+        ("s + cp", "s + cp.0", (AllReduce("cp.1"),)),
+        ("s + cp", "s@cp.0 + cp.1", (ReduceScatter("cp.0", "s"),)),
+    ],
+)
+def test_sums_over_parts_of_an_axis(src, dst, steps):
+    assert transition(src, dst, MeshShape(cp=(2, 2))).steps == steps
+
+
+@pytest.mark.parametrize(("pending", "carets"), [("cp", "^^"), ("cp.1", "^^^^")])
+def test_no_sum_begins_on_the_way(pending, carets):
+    with pytest.raises(LayoutError) as error:
+        transition("s + cp.0", f"s + {pending}", MeshShape(cp=(2, 2)))
+    assert str(error.value) == (
+        f"a sum over {pending} is pending on the right but not on the left\n"
+        f"  s + cp.0 -> s + {pending}\n"
+        f"                  {carets}\n"
+        "  a sum can be carried out on the way, but not begun"
+    )
