@@ -40,6 +40,7 @@ def pytest_configure(config):
     config.stash[TABLE] = []
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items):
     """With workers side by side: all tests that need ranks on one, files of others together."""
     for item in items:
