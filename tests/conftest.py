@@ -40,14 +40,6 @@ def pytest_configure(config):
     config.stash[TABLE] = []
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items):
-    """With workers side by side: all tests that need ranks on one, files of others together."""
-    for item in items:
-        group = "ranks" if "ranks" in item.fixturenames else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture
 def parity_table(request):
     """Takes one row of the table that the run ends with."""
