@@ -233,7 +233,7 @@ def test_train_raises_one_error_on_all_ranks(ranks, folder, tmp_path, fault):
 def train_one_step(options):
     """Raw gradients, weights before and after, and whether visual tokens need a gradient."""
     settings = Settings(**options)
-    job = prepare(settings)
+    job = prepare(settings, torch.device("cpu"))
     model = build_model(settings, job, CPU)
     seen = []
     model.model.visual.register_forward_hook(lambda *call: seen.append(call[-1].requires_grad))
