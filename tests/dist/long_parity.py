@@ -47,7 +47,10 @@ def train(plan: str | None, packed: bool, raw, steps: int) -> tuple[list[float],
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100)
-    steps = parser.parse_args().steps
+    parser.add_argument("--plans", nargs="+", choices=PLANS, default=PLANS)
+    parser.add_argument("--worlds", nargs="+", type=int, default=(2, 4))
+    chosen = parser.parse_args()
+    steps = chosen.steps
     torch.set_num_threads(1)
     raw = tiny_config().raw
     losses, norms = train(None, False, raw, steps)
@@ -56,10 +59,10 @@ def main() -> int:
         f"{'plan':28}{'ranks':>6}{'max |loss difference|':>24}{'max norm difference':>22}{'s':>7}"
     )
     worst = 0.0
-    for world in (2, 4):
+    for world in chosen.worlds:
         ranks = Ranks(world)
         for plan, packed in RUNS:
-            if world == 2 and plan in FOUR_ONLY:
+            if plan not in chosen.plans or (world == 2 and plan in FOUR_ONLY):
                 continue
             start = time.perf_counter()
             path = f"plans/{plan}.py"
