@@ -95,7 +95,7 @@ def advise_patches(
         where = layout(f"{text} c", mesh, img=packing, c=1)
         rows = [where.indices(rank)[0] for rank in range(mesh.size)]
         work = _work(where, rows, mode, mesh) * FLOPS_PER_MULTIPLICATION / flops
-        sent = _sent(where, rows, mode, mesh, config) * itemsize
+        sent = _sent(where, rows, mode, mesh, config, itemsize)
         found.append(_advice(f"{text} c", mode, work, sent, bandwidth))
     return tuple(sorted(found, key=lambda advice: (advice.seconds, advice.sent, advice.patches)))
 
@@ -141,21 +141,28 @@ def _work(where: Layout, rows: list[IntArray], mode: Whole, mesh: MeshShape) -> 
 
 
 def _sent(
-    where: Layout, rows: list[IntArray], mode: Whole, mesh: MeshShape, config: EncoderCosts
+    where: Layout,
+    rows: list[IntArray],
+    mode: Whole,
+    mesh: MeshShape,
+    config: EncoderCosts,
+    itemsize: int,
 ) -> IntArray:
-    """Elements that each rank sends, forward and backward."""
+    """Bytes that each rank sends, forward and backward."""
     heads, ranks = config.heads["vision"], mesh.sizes["cp"]
     own = np.array([held.size for held in rows])
-    pair = 2 * heads.kv * heads.width
+    pair = 2 * heads.kv * heads.width * itemsize
     match mode:
         case None:
             return np.zeros_like(own)
         case Ulysses():
             # q, k, v and the result go, and so do their gradients.
-            width = 2 * (heads.q + heads.kv) * heads.width
+            width = 2 * (heads.q + heads.kv) * heads.width * itemsize
             return own * width * (ranks - 1) // ranks * 2
         case Ring():
-            return pair * _passed(where, rows, mesh)
+            # Blocks go round in both ways; the sums of their gradients are in fp32 at least.
+            blocks, sums = _passed(where, rows, mesh)
+            return pair * 2 * blocks + pair // itemsize * max(itemsize, 4) * sums
         case Gather():
             return pair * _fetched(where, rows, mesh)
 
@@ -168,21 +175,21 @@ def _fetched(where: Layout, rows: list[IntArray], mesh: MeshShape) -> IntArray:
     return counts
 
 
-def _passed(where: Layout, rows: list[IntArray], mesh: MeshShape) -> IntArray:
-    """Rows that each rank of a ring passes on: blocks in both ways, and their gradients."""
+def _passed(where: Layout, rows: list[IntArray], mesh: MeshShape) -> tuple[IntArray, IntArray]:
+    """Rows of blocks that each rank of a ring passes on once round, and rows of gradient sums."""
     reach = np.zeros(mesh.size, np.int64)
     for rank, peer, common in _seen(where, rows, mesh):
         peers = mesh.peers(("cp",), rank)
         steps = (peers.index(peer) - peers.index(rank)) % len(peers)
         reach[rank] = max(reach[rank], steps if common else 0)
-    counts = np.zeros(mesh.size, np.int64)
+    blocks, sums = np.zeros(mesh.size, np.int64), np.zeros(mesh.size, np.int64)
     for rank in range(mesh.size):
         peers = mesh.peers(("cp",), rank)
         for step in range(reach[rank]):
             here = (peers.index(rank) + step) % len(peers)
-            counts[peers[here]] += 2 * rows[rank].size
-            counts[peers[(here + 1) % len(peers)]] += rows[rank].size
-    return counts
+            blocks[peers[here]] += rows[rank].size
+            sums[peers[(here + 1) % len(peers)]] += rows[rank].size
+    return blocks, sums
 
 
 def _seen(where: Layout, rows: list[IntArray], mesh: MeshShape) -> Iterator[tuple[int, int, int]]:
