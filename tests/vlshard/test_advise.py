@@ -42,8 +42,8 @@ def test_one_image_is_best_cut():
     # k and v of 64 rows of 32 go to the other rank, and gradients of the other's come home.
     assert fetched.sent == 4 * (2 * 64 * 32) * 2
     assert entries["(img@dp.home s)@cp c", ring("cp")].sent == 4 * (2 * 64 * 32) * 3
-    half = found([128], itemsize=2)["(img@dp.home s)@cp c", ring("cp")]
-    assert half.sent == (2 * 2 + 4) * (2 * 64 * 32)  # sums of gradients stay in fp32
+    short = found([128], itemsize=2)["(img@dp.home s)@cp c", ring("cp")]
+    assert short.sent == (2 * 2 + 4) * (2 * 64 * 32)  # sums of gradients stay in fp32
     # q, k, v and out: half of 64 rows of 32 each, and the same back.
     assert entries["(img@dp.home s)@cp c", ulysses("cp")].sent == 4 * (4 * 64 * 16) * 2
     assert fetched.seconds == pytest.approx(half + fetched.sent / 1e9)
