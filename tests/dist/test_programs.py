@@ -32,7 +32,7 @@ SIZES = {
     ],
     "fused": [Size((4, 4)), Size((8, 4))],
 }
-DRAWN, DRAWN_OF_THREE = 40, 160
+DRAWN, DRAWN_OF_THREE = 24, 100
 
 
 def sizes_of(src, dst, mesh, seed):
