@@ -7,7 +7,6 @@ is not ``s@dp@cp``, at even sizes either.
 """
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import NamedTuple
 
 from vlshard.mesh_shape import MeshShape
@@ -83,8 +82,3 @@ def _text(dim: Dim, cuts: Cuts, mesh: MeshShape, part: tuple[int, ...]) -> str:
 def used_axes(cuts: Sequence[Cut]) -> Axes:
     """The parts of the mesh that cuts are over, in the order of application."""
     return tuple(axis for cut in cuts for axis in cut.axes)
-
-
-def ranks_of(axes: Sequence[str], mesh: MeshShape) -> int:
-    """Number of ranks that parts of the mesh have together."""
-    return prod(mesh.parts[axis] for axis in axes)
