@@ -121,7 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--measure-cost",
         action="store_true",
-        help="deal images by what a frame costs on rank 0, measured at the start",
+        help="deal images by what a frame costs on rank 0: measured at the start, or as the model"
+        " was saved with it; --save keeps it",
     )
     add("--show-deal", action="store_true", help="print who gets which images of the first step")
     add("--device", choices=("cpu", "cuda", "npu"), help="default: cuda if there is any, else cpu")

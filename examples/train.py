@@ -30,7 +30,7 @@ from model.images import ImageReader
 from model.init import fill
 from model.inputs import ModelInputs
 from model.loader import DATA_ERRORS, Batch, Loader, Reading
-from model.measure import measure_cost
+from model.measure import keep_cost, kept_cost, measure_cost
 from model.modules import Qwen3VLMoe, refuse_expert_widths
 from model.rows import RowFile
 from vlshard.adapt import shard_model
@@ -83,7 +83,7 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
             start = now
     dist.destroy_process_group(group)
     if settings.save:
-        export(settings, job.config, trainer.model)
+        export(settings, job, trainer.model)
     return 0
 
 
@@ -138,11 +138,15 @@ def prepare(settings: Settings, device: torch.device) -> Job:
 
 
 def measured_cost(config: Config, settings: Settings, device: torch.device) -> tuple[float, float]:
-    """What a frame costs on rank 0; every rank calls it and all get the same numbers."""
+    """What a frame costs on rank 0, now or when the model was saved; every rank gets the same."""
     mine = None
-    if dist.get_rank() == 0:
-        mine = measure_cost(config, device, DTYPES[settings.dtype])
-        print(f"a frame of n patches costs {mine[0]:.3g} n^2 + {mine[1]:.3g} n seconds", flush=True)
+    with together(*KNOWN_ERRORS, RuntimeError):
+        if dist.get_rank() == 0:
+            kept = kept_cost(settings.model)
+            mine = kept or measure_cost(config, device, DTYPES[settings.dtype])
+            words = "as saved with the model" if kept else "measured now"
+            told = f"{mine[0]:.3g} n^2 + {mine[1]:.3g} n seconds, {words}"
+            print(f"a frame of n patches costs {told}", flush=True)
     a, b = agree(mine)[0]
     return a, b
 
@@ -278,16 +282,19 @@ def journal(settings: Settings) -> AbstractContextManager[Journal | None]:
     return Journal(settings.steps, settings.metrics, settings.plot)
 
 
-def export(settings: Settings, config: Config, model: nn.Module) -> None:
-    """Write a Hugging Face folder; every rank takes part."""
+def export(settings: Settings, job: Job, model: nn.Module) -> None:
+    """Write a Hugging Face folder, and the measured cost with it; every rank takes part."""
     with together(*KNOWN_ERRORS):
         save_checkpoint(
             model,
             settings.save,
-            config,
+            job.config,
             source=settings.model,
             expert_layout=settings.expert_layout,
         )
+    with together(OSError):
+        if settings.measure_cost and dist.get_rank() == 0:
+            keep_cost(settings.save, job.bound.cost)
 
 
 if __name__ == "__main__":

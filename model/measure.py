@@ -1,18 +1,49 @@
 """Measures what a frame costs the vision encoder, so that frames can be dealt by it."""
 
+import json
+import math
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from model.adapters import VisionBlock
-from model.config import Config
+from model.config import Config, ConfigError
 from model.rope import vision_rope
 from vlshard.boundaries import local_boundaries
 
 PATCHES = (256, 1024)
 ROUNDS = 5
+COST_FILE = "frame_cost.json"
+
+
+def kept_cost(folder: str | Path) -> tuple[float, float] | None:
+    """The cost that an earlier run measured and saved with its checkpoint.
+
+    Args:
+      folder: of the model.
+    Returns: as ``measure_cost``; None if there is none.
+    Raises: ConfigError if the file does not hold such numbers.
+    """
+    path = Path(folder) / COST_FILE
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        a, b = (float(found[name]) for name in "ab")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} does not hold the numbers a and b: {error}") from error
+    if not (math.isfinite(a) and math.isfinite(b) and min(a, b) >= 0 < max(a, b)):
+        raise ConfigError(f"{path}: a={a} and b={b} are not the cost of a frame")
+    return a, b
+
+
+def keep_cost(folder: str | Path, cost: tuple[float, float]) -> None:
+    """Save what was measured with a checkpoint, so that runs from it deal alike."""
+    a, b = cost
+    (Path(folder) / COST_FILE).write_text(json.dumps({"a": a, "b": b}) + "\n")
 
 
 def measure_cost(

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import shape_hook
+
+shape_hook.install()
+
 path = Path(__file__).parent / "dist" / "ranks.py"
 module_spec = importlib.util.spec_from_file_location("vlshard_test_ranks", path)
 pool = importlib.util.module_from_spec(module_spec)

@@ -128,7 +128,7 @@ def move_rows(
       moves that are not local get no group.
     """
     trip = swap(x, dims, moves, group)
-    return x if trip is None else _apply(_Travel, x, trip)
+    return x if trip is None else _travel(x, trip)
 
 
 def swap(x: Tensor, dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap | None:
@@ -152,7 +152,7 @@ def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, 
       group: the ranks that hold terms.
     Returns: a new tensor with the sum, same dtype.
     """
-    return _apply(_Travel, x, Sum(group))
+    return _travel(x, Sum(group))
 
 
 class _Travel(torch.autograd.Function):
@@ -165,12 +165,14 @@ class _Travel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _apply(_Travel, grad_outputs[0], ctx.back), None
+        return _travel(grad_outputs[0], ctx.back), None
 
 
-def _apply(function: Any, *arguments: Any) -> Tensor:
-    """``function.apply`` with its type."""
-    return function.apply(*arguments)
+def _travel(x: Tensor, trip: Trip) -> Tensor:
+    """Make a trip; autograd hears of it only where it keeps a graph, for that takes its time."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return cast("Tensor", _Travel.apply(x, trip))
+    return trip.land(trip.launch(x))
 
 
 def _take(positions: Positions, x: Tensor, dim: int) -> list[Tensor]:

@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,20 @@ from model.config import Config
 from model.rope import vision_rope
 from tests.benchmarks.launch import inside_ranks, on_ranks
 from tests.tiny import tiny_raw
-from vlshard import Mesh, MeshShape, Packing, Plan, advise_patches, gather, layout, replicate
+from vlshard import (
+    Mesh,
+    MeshShape,
+    Packing,
+    Plan,
+    advise_patches,
+    gather,
+    layout,
+    replicate,
+    ulysses,
+)
 from vlshard.header import SampleFacts, make_headers
+from vlshard.settings import Mode
+from vlshard.step_boundaries import StepBoundaries
 
 UNIT, SHRINK = 4, 16
 RELEASED = {
@@ -90,37 +103,64 @@ def line(name: str, seconds: float, imbalance: float, sent: int) -> None:
     print(f"{name:44}{seconds * 1e3:9.2f}{imbalance:10.2f}{sent / 1e6:9.1f}", flush=True)
 
 
+class Contender(NamedTuple):
+    """A layout that is measured, on frames that may be padded."""
+
+    name: str
+    patches: str
+    mode: Mode | None
+    lengths: list[int]
+
+
+def contenders(lengths: list[int], shape: MeshShape, config: Config) -> list[Contender]:
+    """This project's layouts, best predicted first, and what others do."""
+    rows = advise_patches(lengths, shape, config, 1e9, 3e10, itemsize=4)
+    ours = [
+        Contender(
+            row.patches + (f" {row.mode}" if row.mode else ""), row.patches, row.mode, lengths
+        )
+        for row in rows
+    ]
+    step = UNIT * shape.sizes["cp"]
+    padded = [-(-max(lengths) // step) * step] * len(lengths)
+    return [
+        *ours,
+        Contender("others: whole frames by count", "(img@(dp cp) s) c", None, lengths),
+        Contender("others: whole tower on each of a group", "(img@dp.home s) c", None, lengths),
+        Contender("others: padded even cut", "(img@dp.home s@cp) c", ulysses("cp"), padded),
+    ]
+
+
 def measured(lengths: list[int], rounds: int) -> None:
     """Print the time of one block on this world's ranks, layout by layout in turn."""
     config = Config.from_dict(tiny_raw(text={"hidden_size": 128}, vision=SMALL))
     shape = MeshShape(dp=2, cp=2)
-    candidates = advise_patches(lengths, shape, config, 1e9, 3e10, itemsize=4)
     block = VisionBlock(config.vision)
     torch.manual_seed(0)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    steps = {}
-    for row in candidates:
-        modes = {"text": gather("cp")} | ({"vision": row.mode} if row.mode else {})
+    steps: dict[str, StepBoundaries] = {}
+    found = {one.name: one for one in contenders(lengths, shape, config)}
+    for name, one in found.items():
+        modes = {"text": gather("cp")} | ({"vision": one.mode} if one.mode else {})
         plan = Plan(
             mesh=Mesh(dp=2, cp=2),
             params={"**": replicate()},
-            layouts={"vision.patches": row.patches, "text.tokens": "b@dp.home s@cp.zigzag m"},
+            layouts={"vision.patches": one.patches, "text.tokens": "b@dp.home s@cp.zigzag m"},
             attention=modes,
         )
-        steps[row] = plan.bind(config, 4).step(header_of(lengths))
-    times = {row: [] for row in candidates}
+        steps[name] = plan.bind(config, 4).step(header_of(one.lengths))
+    times = {name: [] for name in steps}
     for turn in range(rounds + 1):
-        for row, at in steps.items():
+        for name, at in steps.items():
             seconds = torch.tensor(timed(block, at, config))
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             if turn:
-                times[row].append(float(seconds))
+                times[name].append(float(seconds))
     if dist.get_rank() == 0:
-        print(f"{'measured, ' + str(shape):44}{'ms/block':>9}{'max/mean':>10}{'MB sent':>9}")
-        for row in candidates:
-            mode = "" if row.mode is None else f" {type(row.mode).__name__.lower()}"
-            line(row.patches + mode, statistics.median(times[row]), row.imbalance, row.sent)
+        print(f"{'measured, ' + str(shape):54}{'ms/block':>9}")
+        for name, seconds in times.items():
+            print(f"{name:54}{statistics.median(seconds) * 1e3:9.2f}", flush=True)
 
 
 def header_of(lengths: list[int]):

@@ -35,7 +35,7 @@ def measure(workload: str, rounds: int) -> dict[str, list[float]]:
     """Seconds of every timed step, by mode; the same on every rank."""
     running = {name: UnderPlan(WORKLOADS[workload], plan) for name, plan in MODES.items()}
     times: dict[str, list[float]] = {name: [] for name in MODES}
-    steps = STEPS if workload == "W1" else 2
+    steps = STEPS if workload == "W1" else 1
     for turn in range(rounds + 1):
         for name, mode in running.items():
             prepared = [mode.prepare(step) for step in range(steps if turn else WARMUP)]

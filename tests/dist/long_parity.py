@@ -13,24 +13,12 @@ import torch
 from model.config import Config
 from tests.batches import batches
 from tests.dist.ranks import Ranks
+from tests.plan_names import FOUR_RANKS_ONLY, MAIN_PLANS, OTHER_PLANS
 from tests.tiny import tiny_config
 from tests.training import Run
 
-PLANS = (
-    "baseline_dp",
-    "vision_dp1",
-    "vision_cp_colossal",
-    "vision_cp_ulysses",
-    "vision_cp_async",
-    "vision_cp_ulysses_async",
-    "vision_cp_ring",
-    "vision_cp_hybrid",
-    "vision_dealt",
-    "vision_hsdp",
-    "vision_sample",
-)
+PLANS = (*MAIN_PLANS, *OTHER_PLANS)
 RUNS = (*((plan, False) for plan in PLANS), ("vision_cp_colossal", True))
-FOUR_ONLY = ("vision_cp_hybrid",)
 SEED = 3
 LIMIT = 1e-3
 UNLABELLED = "no label at all"
@@ -62,7 +50,7 @@ def main() -> int:
     for world in chosen.worlds:
         ranks = Ranks(world)
         for plan, packed in RUNS:
-            if plan not in chosen.plans or (world == 2 and plan in FOUR_ONLY):
+            if plan not in chosen.plans or (world == 2 and plan in FOUR_RANKS_ONLY):
                 continue
             start = time.perf_counter()
             path = f"plans/{plan}.py"

@@ -205,9 +205,7 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
 
 def _fork(pipes: list[int], logs: list[int]) -> None:
     """Import what all ranks need, become all of them, and wait for them to end."""
-    from jaxtyping import install_import_hook
-
-    install_import_hook(["vlshard", "model", "plans"], "beartype.beartype")
+    importlib.import_module("tests.shape_hook").install()
     for name in PRELOADED:
         importlib.import_module(name)
     for rank, (pipe, log) in enumerate(zip(pipes, logs, strict=True)):

@@ -19,7 +19,6 @@ from tests.batches import Builder
 from tests.tiny import tiny_config
 from tests.training import Run
 from vlshard import Packing, layout, spec
-from vlshard.settings import Gather, Ulysses
 
 # How many ranks run a plan, and of those that are not in plans/ patches, tokens and modes.
 PLANS = {
@@ -40,9 +39,24 @@ PLANS = {
         "b@dp.home s@cp.zigzag m",
         '"text": gather("cp")',
     ),
+    "vision_cp_ring": (2,),
+    "vision_cp_ulysses_async": (2,),
+    "vision_cp_hybrid": (4,),
+    "packed, gather in flight, gather": (
+        4,
+        "(img@dp.home s@cp) c",
+        "(smp@dp.home s@cp.zigzag) m",
+        '"vision": gather("cp", overlap=True), "text": gather("cp", overlap=True)',
+    ),
+    "packed, ring in flight, ulysses": (
+        2,
+        "(img@dp.home s)@cp c",
+        "(smp@dp.home s)@cp m",
+        '"vision": ring("cp", overlap=True), "text": ulysses("cp")',
+    ),
 }
 CUSTOM = """
-from vlshard import Mesh, Plan, fsdp, gather, ulysses
+from vlshard import Mesh, Plan, fsdp, gather, ring, ulysses
 
 def plan(world):
     return Plan(
@@ -75,7 +89,7 @@ class Spy:
         tokens = self.bound.plan.layouts["vision.patches" if site == "vision" else "text.tokens"]
         tokens = tokens.rsplit(" ", 1)[0]
         if axis:
-            tokens = re.sub(rf"@{axis}(\.\w+)?", "", tokens)
+            tokens = re.sub(rf"@{axis.split('.')[0]}(\.zigzag)?", "", tokens)
             dims = (f"{dims[0]}@{axis}", *dims[1:])
         sizes = {"img": self.images(role)} if site == "vision" else self.rows
         for dim in dims:
@@ -98,14 +112,24 @@ class Spy:
 
     @property
     def rows(self):
+        if self.packed:
+            return {"smp": Packing(self.tokens, home=self.header.home)}
         rows = Packing([1] * len(self.header.samples), home=self.header.home)
         return {"b": rows, "s": self.length}
+
+    @property
+    def packed(self):
+        """Whether samples lie one after another: one row, as the model sees it."""
+        return self.bound.plan.layouts["text.tokens"].startswith("(")
+
+    @property
+    def tokens(self):
+        return [sample.tokens for sample in self.header.samples]
 
     @cached_property
     def length(self):
         """Positions of a padded row: the longest sample, up to what deals out evenly."""
-        longest = max(sample.tokens for sample in self.header.samples)
-        return -(-longest // self.bound.divisor) * self.bound.divisor
+        return -(-max(self.tokens) // self.bound.divisor) * self.bound.divisor
 
     @property
     def rank(self):
@@ -117,10 +141,17 @@ class Spy:
         where = self.layout_of(name)
         if len(dims) != x.ndim:
             self.faults.append(f"{name} has {x.ndim} dims, declared are {len(dims)}")
-        self.expect(f"{name} shape", x.shape, where.local_shape(self.rank))
-        sent = self.inner.start(name, number(where.indices(self.rank), where.shape)).wait()
-        self.arrived(name, sent)
+        self.expect(f"{name} shape", x.shape, (*self.lead(name), *where.local_shape(self.rank)))
+        numbers = self.batched(name, number(where.indices(self.rank), where.shape))
+        self.arrived(name, self.inner.start(name, numbers).wait())
         return self.inner.start(name, x)
+
+    def lead(self, name):
+        """What the model has before the declared dims: a pack is one row."""
+        return (1,) if self.packed and name.startswith("text") else ()
+
+    def batched(self, name, x):
+        return x.reshape(*self.lead(name), *x.shape)
 
     def arrived(self, name, sent):
         """The elements that came are those that are declared for the other side."""
@@ -130,19 +161,29 @@ class Spy:
         held = list(where.indices(self.rank))
         if role == "merged":
             held[0] = self.placeholders()
-        elif isinstance(mode, Ulysses) and self.bound.mesh.span([mode.axis]) > 1:
-            held = list(self.layout_of(name, mode.axis).indices(self.rank))
-        elif isinstance(mode, Gather) and role != "q":
-            held[-3] = self.needed(site, held[-3])
-        self.expect(f"{name} arrived", sent, number(held, where.shape))
+        elif mode:
+            for axis in mode.ways.ulysses:
+                peers = self.bound.mesh.peers([axis], self.rank)
+                held[-3] = sorted({row for peer in peers for row in where.indices(peer)[-3]})
+                held[-2] = self.layout_of(name, axis).indices(self.rank)[-2]
+            if mode.ways.gather and role != "q":
+                held[-3] = self.needed(site, held[-3])
+        wanted = self.batched(name, number(held, where.shape))
+        self.expect(f"{name} arrived", sent, wanted)
 
     def needed(self, site, held):
         """Rows whose keys some queries see: of their whole images, or all up to the last."""
-        if site == "text":
+        if site == "text" and not self.packed:
             return np.arange(max(held, default=-1) + 1)
-        image = [i for i, n in enumerate(self.header.segments) for _ in range(n)]
-        touched = {image[row] for row in held}
-        return np.array([row for row, i in enumerate(image) if i in touched], np.int64)
+        lengths = self.tokens if site == "text" else self.header.segments
+        segment = [i for i, n in enumerate(lengths) for _ in range(n)]
+        last = {segment[row]: row for row in sorted(held)}  # of the rows held of each segment
+        seen = [
+            row
+            for row, i in enumerate(segment)
+            if i in last and (site == "vision" or row <= last[i])
+        ]
+        return np.array(seen, np.int64)
 
     def placeholders(self):
         """Merged rows whose placeholders lie in this rank's tokens, in their order."""
@@ -152,8 +193,12 @@ class Spy:
                 for i in range(h * w // 4):
                     table[row, start + i] = count
                     count += 1
-        rows, positions = self.layout_of("text.q").indices(self.rank)[:2]
-        cells = [(int(row), int(at)) for row in rows for at in positions]
+        held = self.layout_of("text.q").indices(self.rank)
+        if self.packed:
+            pack = [(row, at) for row, n in enumerate(self.tokens) for at in range(n)]
+            cells = [pack[token] for token in held[0]]
+        else:
+            cells = [(int(row), int(at)) for row in held[0] for at in held[1]]
         return np.array([table[cell] for cell in cells if cell in table], np.int64)
 
     def attend(self, site, q, k, v):
@@ -161,7 +206,7 @@ class Spy:
         self.attend_to_numbers(site)
         out = self.inner.attend(site, q, k, v)
         shape = self.layout_of(f"{site}.out").local_shape(self.rank)
-        self.expect(f"{site}.out shape", out.shape, shape)
+        self.expect(f"{site}.out shape", out.shape, (*self.lead(site), *shape))
         return out
 
     def attend_to_numbers(self, site):
@@ -178,14 +223,14 @@ class Spy:
             if role == "v":
                 x[..., 1] = torch.arange(len(held[-2]))
                 x = F.pad(x, (0, WIDTH - 2))
-            sent[role] = self.inner.start(f"{site}.{role}", x)
+            sent[role] = self.inner.start(f"{site}.{role}", self.batched(site, x))
         out = self.inner.attend(site, sent["q"], sent["k"], sent["v"])
         held = where["out"].indices(self.rank)
         rows = number(held[:-2], where["out"].shape[:-2]).float()
         groups = self.bound.config.heads[site]
         heads = torch.arange(groups.q) // (groups.q // groups.kv)
         wanted = torch.stack(torch.broadcast_tensors(rows.unsqueeze(-1), heads.float()), -1)
-        if not torch.allclose(out[..., :2], wanted, rtol=0, atol=1e-3):
+        if not torch.allclose(out[..., :2], self.batched(site, wanted), rtol=0, atol=1e-3):
             self.faults.append(f"{site}.out rows: {out[..., :2]}, not {wanted}")
 
 

@@ -7,20 +7,10 @@ import torch
 
 from model.config import Config
 from tests.batches import batches
+from tests.plan_names import MAIN_PLANS, OTHER_PLANS
 from tests.tiny import tiny_config
 from tests.training import Outcome, Run, gradient_faults
 
-PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
-# The other plans, on the batches that set vision layouts apart.
-MORE_PLANS = {
-    "vision_cp_async": 2,
-    "vision_cp_ulysses_async": 2,
-    "vision_cp_ring": 2,
-    "vision_cp_hybrid": 4,
-    "vision_dealt": 4,
-    "vision_hsdp": 4,
-    "vision_sample": 2,
-}
 MORE_CASES = (
     "mixed sizes",
     "images on the first rank only",
@@ -29,7 +19,7 @@ MORE_CASES = (
     "one-token images",
     "video and image",
 )
-FOLLOWED = (*PLANS, "vision_cp_ulysses_async", "vision_cp_ring")
+FOLLOWED = (*MAIN_PLANS, "vision_cp_async", "vision_cp_ulysses_async", "vision_cp_ring")
 SEED = 3
 
 
@@ -69,7 +59,7 @@ def outcomes(ranks):
         if (plan, world) not in known:
             raw = tiny_config().raw
             steps = TRAINED_STEPS if world == 2 and plan in FOLLOWED else 0
-            names = None if plan in PLANS else MORE_CASES
+            names = None if plan in MAIN_PLANS else MORE_CASES
             arguments = (path(plan), raw, steps, names)
             known[plan, world] = ranks(world).run(everything, *arguments, timeout=180)
         return known[plan, world]
@@ -79,7 +69,7 @@ def outcomes(ranks):
 
 @pytest.mark.parametrize("case", batches(tiny_config()))
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", MAIN_PLANS)
 def test_plan_equals_one_process(plan, world, case, outcomes, parity_table):
     found, expected = outcomes(plan, world)[0][0][case], reference()[0][case]
     off = abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-9)
@@ -92,13 +82,13 @@ def test_plan_equals_one_process(plan, world, case, outcomes, parity_table):
 
 
 @pytest.mark.parametrize("case", MORE_CASES)
-@pytest.mark.parametrize("plan", MORE_PLANS)
+@pytest.mark.parametrize("plan", OTHER_PLANS)
 def test_other_plans_equal_one_process(plan, case, outcomes, parity_table):
-    test_plan_equals_one_process(plan, MORE_PLANS[plan], case, outcomes, parity_table)
+    test_plan_equals_one_process(plan, OTHER_PLANS[plan], case, outcomes, parity_table)
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", MAIN_PLANS)
 def test_every_rank_logs_the_same_numbers(plan, world, outcomes):
     per_rank = outcomes(plan, world)
     for case in batches(tiny_config()):
@@ -107,7 +97,7 @@ def test_every_rank_logs_the_same_numbers(plan, world, outcomes):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("plan", PLANS[2:])
+@pytest.mark.parametrize("plan", MAIN_PLANS[2:])
 def test_vision_work_is_split_evenly_inside_each_pair(plan, world, outcomes):
     for case, outcome in outcomes(plan, world)[0][0].items():
         rows = outcome.patches[0]

@@ -22,6 +22,7 @@ from examples.options import Settings
 from examples.train import Trainer, build_model, prepare, train
 from model.config import load_config
 from model.loader import Loader
+from model.measure import kept_cost
 from model.sample import IGNORED
 from tests.hf_oracle import hf_model, hf_outcome
 from tests.tiny import image, make_batch, sample, tiny_raw
@@ -175,6 +176,21 @@ def test_packed_training_follows_transformers(ranks, folder, tmp_path):
     lengths = [len(rows[i % len(rows)]["input_ids"]) for i in range(STEPS * BATCH)]
     tokens = [sum(lengths[BATCH * step :][:BATCH]) for step in range(STEPS)]
     assert [sum(line["text_rows"]) for line in found] == tokens  # no padding
+
+
+def run_train_and_tell_cost(options):
+    """The exit status, and the cost by which a run like it would deal."""
+    status = run_train(options | {"steps": 1})
+    saved = options | {"model": options["save"], "save": None}
+    return status, prepare(Settings(**saved), CPU).bound.cost
+
+
+def test_a_measured_cost_is_saved_and_taken_from_the_checkpoint(ranks, folder, tmp_path):
+    chosen = {"plan": "plans/vision_dp1.py", "save": tmp_path / "out", "measure_cost": True}
+    found = ranks(2).run(run_train_and_tell_cost, options(folder, **chosen), timeout=180)
+    kept = json.loads((tmp_path / "out" / "frame_cost.json").read_text())
+    assert found == [(0, (kept["a"], kept["b"]))] * 2
+    assert kept_cost(tmp_path / "out") == (kept["a"], kept["b"])
 
 
 def broken_rows(folder, target, line, text=None, **changes):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from model.config import Config
+from tests.plan_names import FOUR_RANKS_ONLY, MAIN_PLANS, OTHER_PLANS
 from tests.tiny import tiny_config, tiny_raw
 from vlshard import Mesh, Plan, PlanError, fsdp, gather, hybrid, replicate, ring, ulysses
 from vlshard.header import SampleFacts, make_headers
@@ -15,18 +16,6 @@ from vlshard.settings import Storage
 EVERY_RANK_READS = ("baseline_dp", "vision_dp1", "vision_hsdp")
 PATCHES = "(img@dp.home s)@cp c"
 TOKENS = "b@dp.home s@cp.zigzag m"
-PLANS = (
-    "baseline_dp",
-    "vision_dp1",
-    "vision_cp_colossal",
-    "vision_cp_ulysses",
-    "vision_cp_async",
-    "vision_cp_ulysses_async",
-    "vision_cp_ring",
-    "vision_dealt",
-    "vision_hsdp",
-    "vision_sample",
-)
 
 
 def make(patches=PATCHES, tokens=TOKENS, **changes) -> Plan:
@@ -317,7 +306,7 @@ def test_text_heads_are_dealt_or_refused(heads, degree):
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", sorted({*MAIN_PLANS, *OTHER_PLANS} - {*FOUR_RANKS_ONLY}))
 def test_plans_fit_even_worlds(name, world):
     bound = load_plan(f"plans/{name}.py", world).bind(tiny_config(), world)
     assert bound.data_ranks == (world if name in EVERY_RANK_READS else world // 2)
