@@ -210,9 +210,10 @@ class Parser:
         return Axis(token.text, part, Span(token.span.start, stop)), order
 
     def suffix(self) -> Token:
-        """``"."`` and the word behind it."""
-        dot = self.next()
-        if not (self.peek().text.isdigit() or self.peek().text.isidentifier()):
+        """``"."`` and the word right behind it."""
+        dot, word = self.next(), self.peek()
+        apart = word.span.start != dot.span.stop
+        if apart or not (word.text.isdigit() or word.text.isidentifier()):
             self.fail("'.' needs a part of an axis or an order after it", dot.span)
         return self.next()
 

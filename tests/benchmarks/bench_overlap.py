@@ -7,7 +7,8 @@ projections alone. The patches are as wide as makes messages and projections tak
 
 What can overlap forward: keys with the projections of values and queries, values with that of
 queries. The queries' all-to-all and the result's way back cannot: nothing is left to compute.
-Backward likewise. ``hidden`` is (sync - async) / min(messages, projections), over those that can.
+Backward likewise. ``hidden`` is (sync - async) / min(messages, projections), over those that can;
+``ratio`` is the median over rounds of async to sync.
 """
 
 import argparse
@@ -119,7 +120,8 @@ def measure(rate: int, rounds: int) -> None:
         hidden = gained / min(medians["messages"], medians["projections"])
         if dist.get_rank() == 0:
             cells = "".join(f"{medians[key] * 1e3:12.1f}" for key in runs)
-            ratio = medians["async"] / medians["sync"]
+            pairs = zip(times["async"], times["sync"], strict=True)
+            ratio = statistics.median(flown / waited for flown, waited in pairs)
             print(f"{name:10}{cells}{ratio:8.3f}{hidden:9.2f}", flush=True)
 
 

@@ -2,7 +2,7 @@
 
 ``make bench`` runs it. Contenders take turns, round by round, each in processes of its own; a
 figure is the median over all steps of all rounds, of the slowest rank. First losses show that the
-work is the same: they are checked to agree.
+work is the same: they are checked to agree. A perfect split takes half the time of one process.
 """
 
 import argparse
@@ -11,7 +11,9 @@ import statistics
 
 from tests.benchmarks.launch import on_ranks
 
+ALONE = "single"
 CONTENDERS = (
+    ALONE,
     "hf ddp",
     "hf fsdp",
     "baseline_dp",
@@ -42,7 +44,8 @@ def main() -> None:
 def one(workload: str, name: str, steps: int, tuned: bool) -> dict:
     """Run one contender once."""
     arguments = ["--workload", workload, "--contender", name, "--steps", str(steps)]
-    return json.loads(on_ranks("tests.benchmarks.one_run", arguments, tuned=tuned))
+    world = 1 if name == ALONE else 2
+    return json.loads(on_ranks("tests.benchmarks.one_run", arguments, world, tuned=tuned))
 
 
 def show(workload: str, tuned: bool, runs: dict[str, list[dict]]) -> None:
@@ -56,11 +59,17 @@ def show(workload: str, tuned: bool, runs: dict[str, list[dict]]) -> None:
     }
     allocator = "memory kept" if tuned else "default allocator"
     print(f"\n{workload}, two ranks, one thread each, {allocator}; first loss {low:.6f}")
-    print(f"{'':22}{'ms/step':>10}{'to hf fsdp':>12}{'to baseline':>13}{'peak MiB':>10}")
+    columns = (f"{'to hf fsdp':>12}", f"{'to baseline':>13}", f"{'to perfect':>12}")
+    print(f"{'':22}{'ms/step':>10}{''.join(columns)}{'peak MiB':>10}")
+    perfect = medians[ALONE] / 2 if ALONE in medians else None
     for name, median in medians.items():
         peak = max(run["peak_mib"] for run in runs[name])
-        ratios = (median / medians.get(base, median) for base in ("hf fsdp", "baseline_dp"))
-        print(f"{name:22}{median * 1e3:10.1f}{next(ratios):12.2f}{next(ratios):13.2f}{peak:10.0f}")
+        bases = (medians.get("hf fsdp"), medians.get("baseline_dp"), perfect)
+        ratios = ("-" if base is None else f"{base / median:.2f}" for base in bases)
+        cells = "".join(
+            f"{ratio:>{width}}" for ratio, width in zip(ratios, map(len, columns), strict=True)
+        )
+        print(f"{name:22}{median * 1e3:10.1f}{cells}{peak:10.0f}", flush=True)
 
 
 if __name__ == "__main__":

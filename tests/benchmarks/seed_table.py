@@ -98,7 +98,8 @@ def show_memory(shape: str) -> None:
     """Print the peak memory of a rank, each mode alone."""
     print(f"\n{shape} shape: largest resident memory of a rank")
     for name, plan in MODES.items():
-        arguments = ["--workload", SHAPES[shape], "--contender", plan, "--steps", "2"]
+        arguments = ["--workload", SHAPES[shape], "--contender", plan]
+        arguments += ["--steps", "1", "--warmup", "1"]
         found = json.loads(on_ranks("tests.benchmarks.one_run", arguments))
         print(f"{name:18}{found['peak_mib']:9.1f} MiB", flush=True)
 

@@ -149,6 +149,8 @@ def test_expand_refuses_another_number_of_dims(text, ndim):
         ),
         ("s@.x", "  ^", "a mesh axis was expected after '@', got '.'", None),
         ("s@cp.", "    ^", "'.' needs a part of an axis or an order after it", None),
+        ("s@cp. h d", "    ^", "'.' needs a part of an axis or an order after it", None),
+        ("s@(dp cp). h", "         ^", "'.' needs a part of an axis or an order after it", None),
         ("b (img s", "  ^", "this bracket is never closed", None),
         ("b (img s + tp", "  ^", "this bracket is never closed", None),
         ("s@(dp", "  ^", "this bracket is never closed", None),
