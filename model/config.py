@@ -134,7 +134,6 @@ class Config:
         embedding is the head too, so it lives in the root, which is alive throughout.
         """
         vision, text = "model.visual", "model.language_model"
-        tied = self.tie_word_embeddings
         return (
             *(f"{vision}.blocks.{i}" for i in range(self.vision.depth)),
             f"{vision}.merger",
@@ -143,11 +142,15 @@ class Config:
                 for i in range(len(self.vision.deepstack_visual_indexes))
             ),
             vision,
-            *(() if tied else (f"{text}.embed_tokens",)),
+            *self.lookups(),
             *(f"{text}.layers.{i}" for i in range(self.text.num_hidden_layers)),
-            *(() if tied else ("lm_head",)),
+            *(() if self.tie_word_embeddings else ("lm_head",)),
             "",
         )
+
+    def lookups(self) -> tuple[str, ...]:
+        """The units that only look rows up: an embedding that is not the head too."""
+        return () if self.tie_word_embeddings else ("model.language_model.embed_tokens",)
 
     def parameter_shapes(self) -> dict[str, Shape]:
         """Shape of every parameter under its Hugging Face name, in the model's order.

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from vlshard.gloo import GlooAllGather, GlooReduceScatter
+from vlshard.gloo import Buffers, GlooAllGather, GlooReduceScatter
 from vlshard.plan import BoundPlan
 
 
@@ -42,12 +42,18 @@ def shard_model(
         )
         for storage in sorted(set(storages.values()), key=str)
     }
+    # What forward uses last, backward uses first: it is kept in between.
+    kept = next((unit for unit in reversed(units) if unit), None)
     for unit in units:
-        fully_shard(model.get_submodule(unit), mesh=meshes[storages[unit]], mp_policy=policy)
+        module, mesh = model.get_submodule(unit), meshes[storages[unit]]
+        free = None if unit != kept else False
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=free)
+        sharded.set_unshard_in_backward(unit not in bound.config.lookups())
+    buffers = Buffers()
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             if device_type == "cpu":
-                module.set_custom_all_gather(cast(Any, GlooAllGather()))
-                module.set_custom_reduce_scatter(cast(Any, GlooReduceScatter()))
+                module.set_custom_all_gather(cast(Any, GlooAllGather(buffers)))
+                module.set_custom_reduce_scatter(cast(Any, GlooReduceScatter(buffers)))

@@ -46,5 +46,12 @@ class ModelConfig(EncoderCosts, Protocol):
         ...
 
     def units(self) -> tuple[str, ...]:
-        """Module paths whose parameters are gathered together, children before parents."""
+        """Module paths whose parameters are gathered together, children before parents.
+
+        The last one before the root, ``""``, is the one that a forward pass uses last.
+        """
+        ...
+
+    def lookups(self) -> tuple[str, ...]:
+        """The units that only look rows up, so that their backward needs no parameters."""
         ...

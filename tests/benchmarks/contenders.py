@@ -102,6 +102,8 @@ def positions(drawn: Drawn, workload: Workload) -> Tensor:
             axes = torch.meshgrid(*map(torch.arange, (t, h, w)), indexing="ij")
             parts.append(torch.stack(axes).flatten(1) + at)
             at += max(h, w)
+    rest = len(drawn.ids) - sum(part.shape[1] for part in parts)
+    parts.append((torch.arange(rest) + at).expand(3, -1))
     return torch.cat(parts, dim=1)
 
 

@@ -12,6 +12,8 @@ TUNED = {
     "MALLOC_TOP_PAD_": "268435456",
 }
 
+SECONDS = 3600  # the longest benchmark takes half of it
+
 
 def on_ranks(module: str, arguments: Sequence[str], world: int = 2, *, tuned: bool = False) -> str:
     """Run a module under torchrun.
@@ -22,12 +24,14 @@ def on_ranks(module: str, arguments: Sequence[str], world: int = 2, *, tuned: bo
       world: number of ranks.
       tuned: set glibc's allocator to keep what is freed.
     Returns: what it printed.
-    Raises: CalledProcessError if it failed; its errors are shown.
+    Raises: CalledProcessError if it failed, with its errors shown; TimeoutExpired if it hangs.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={world}", "-m", module, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(TUNED if tuned else {})}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=SECONDS
+    )
     return done.stdout
 
 

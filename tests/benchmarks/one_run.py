@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         result = {"losses": losses, "seconds": times[chosen.warmup :], "peak_mib": float(peak)}
         print(json.dumps(result), flush=True)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # DDP's reducer can wait for ever when it takes its gloo group down
 
 
 if __name__ == "__main__":

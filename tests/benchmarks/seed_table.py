@@ -1,4 +1,4 @@
-"""The modes of the vision encoder on two ranks, side by side, at two shapes.
+"""The modes of the vision encoder on two ranks, side by side, at three shapes.
 
 ``make bench`` runs it. All modes live in the same two processes and take turns, round by round, on
 the same batches; a step is timed on the slowest rank. Memory is measured in a run of each mode
@@ -27,7 +27,7 @@ MODES = {
     "CP async Ulysses": "vision_cp_ulysses_async",
     "CP ring": "vision_cp_ring",
 }
-SHAPES = {"small": "W1", "vision": "vision"}
+SHAPES = {"small": "W1", "vision": "vision", "ragged": "ragged"}
 WARMUP, STEPS = 2, 10
 
 

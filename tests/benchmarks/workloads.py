@@ -1,7 +1,8 @@
 """What the benchmarks compute: configs, samples and weights that depend on names and seeds alone.
 
 Two published workloads, W1 (almost all vocabulary table) and W2 (three pictures of different size
-a sample), and one in which the vision encoder is the larger part. A sample's loss is the mean over
+a sample), one in which the vision encoder is the larger part, and one whose samples have a picture
+each that is four times as large in one as in the next. A sample's loss is the mean over
 its labelled tokens; all samples have equally many, so that is the mean over all tokens too.
 """
 
@@ -59,6 +60,7 @@ class Workload:
       text: text half of the config.
       vision: vision half of the config.
       ids: placeholder, start and end ids, and the first id that no text token has.
+      ragged: a sample has one of the pictures, the next sample the next one.
     """
 
     length: int
@@ -67,6 +69,7 @@ class Workload:
     text: dict[str, Any] = field(hash=False)
     vision: dict[str, Any] = field(hash=False)
     ids: dict[str, int] = field(hash=False)
+    ragged: bool = False
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -165,6 +168,25 @@ WORKLOADS = {
         },
         ids=SMALL,
     ),
+    "ragged": Workload(
+        length=1066,
+        grids=((1, 32, 32), (1, 64, 64)),
+        gaps=(20, 20),
+        text=text_config([6, 5, 5], **{**W2_TEXT, "num_hidden_layers": 3}),
+        vision={
+            "depth": 3,
+            "hidden_size": 256,
+            "intermediate_size": 1024,
+            "num_heads": 8,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 256,
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [0, 1, 2],
+        },
+        ids=SMALL,
+        ragged=True,
+    ),
 }
 
 
@@ -197,10 +219,15 @@ class Drawn:
 
 
 def draw_sample(workload: Workload, index: int) -> Drawn:
-    """The sample with a number; the order of its pictures depends on it, its size does not."""
+    """The sample with a number; which pictures it has, or in what order, depends on it.
+
+    Its length and the number of its labels do not.
+    """
     draw = torch.Generator().manual_seed(SEED * 1_000_003 + index)
     order = torch.randperm(len(workload.grids), generator=draw).tolist()
     grids = tuple(workload.grids[i] for i in order)
+    if workload.ragged:
+        grids = (workload.grids[index % len(workload.grids)],)
     ids, labels = [], []
     merge = workload.vision["spatial_merge_size"] ** 2
     for gap, grid in zip(workload.gaps, (*grids, None), strict=True):
@@ -214,5 +241,9 @@ def draw_sample(workload: Workload, index: int) -> Drawn:
     values = vision["in_channels"] * vision["temporal_patch_size"] * vision["patch_size"] ** 2
     patches = sum(t * h * w for t, h, w in grids)
     pixels = torch.randn(patches, values, generator=draw)
+    if workload.ragged:
+        rest = workload.length - len(ids)
+        ids += torch.randint(0, workload.ids["text"], (rest,), generator=draw).tolist()
+        labels += [IGNORED] * rest
     assert len(ids) == workload.length
     return Drawn(tuple(ids), tuple(labels), grids, pixels)

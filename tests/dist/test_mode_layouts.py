@@ -1,0 +1,117 @@
+"""Whole steps under every attention mode over every layout of the patches equal one process.
+
+One model a mesh takes all of them in turn: what a plan says about patches and modes leaves the
+weights where they are.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from model.config import Config
+from tests.batches import Builder, batches
+from tests.tiny import tiny_raw
+from tests.training import Outcome, Run, gradient_faults
+from vlshard import gather, hybrid, ring, ulysses
+
+SEED = 5
+SPREAD = {"initializer_range": 0.08}
+LAYOUTS = {
+    "pack cut": "(img@dp.home s)@cp c",
+    "each frame cut": "(img@dp.home s@cp) c",
+    "dealt inside cp": "(img@dp.home@cp.balance s) c",
+    "dealt over all": "(img@(dp cp).balance s) c",
+}
+# Meshes: ranks, and a plan in plans/ that has the mesh.
+MESHES = {
+    "dp1 cp2": (2, "vision_cp_colossal"),
+    "dp2 cp2": (4, "vision_cp_colossal"),
+    "dp1 cp2x2": (4, "vision_cp_hybrid"),
+}
+SIMPLE = {"gather": gather, "ulysses": ulysses, "ring": ring}
+HYBRID = {"hybrid with gather": "gather", "hybrid with ring": "ring"}
+CUT = ("pack cut", "each frame cut")
+
+
+def modes_of(mesh: str, name: str):
+    """Modes by name: none where frames stay whole; sync and overlapped."""
+    modes = {} if name in CUT else {"none": None}
+    for flies in (False, True):
+        suffix = ", in flight" if flies else ""
+        if mesh == "dp1 cp2x2":
+            for mode, outer in HYBRID.items():
+                axes = {"ulysses": "cp.ulysses", outer: "cp.ring"}
+                modes[mode + suffix] = hybrid(**axes, overlap=flies)
+        else:
+            axes = "dp cp" if name == "dealt over all" else "cp"
+            modes |= {m + suffix: make(axes, overlap=flies) for m, make in SIMPLE.items()}
+    return modes
+
+
+MIXES = [
+    (mesh, name, mode) for mesh in MESHES for name in LAYOUTS for mode in modes_of(mesh, name)
+]
+
+
+def raw():
+    """Four vision heads, for all-to-all over four ranks."""
+    return tiny_raw(text=SPREAD, vision={**SPREAD, "num_heads": 4})
+
+
+def cases(config: Config):
+    known = batches(config)
+    return {
+        "mixed": known["mixed sizes"],
+        "one huge": Builder(config, 31).add(3, (12, 16), 2).add(7).batch(),
+        "crumbs": known["one-token images"],
+        "half the ranks empty": known["images on the first rank only"],
+        "video": known["video and image"],
+        "text only": known["text only"],
+    }
+
+
+@cache
+def reference() -> dict[str, Outcome]:
+    run = Run(Config.from_dict(raw()), None, seed=SEED)
+    return {name: run.probe(batch) for name, batch in cases(run.config).items()}
+
+
+def probe_all(mesh: str, expected: dict[str, Outcome]):
+    """For each layout, mode and case: loss, norm and which gradients are off."""
+    run = Run(Config.from_dict(raw()), f"plans/{MESHES[mesh][1]}.py", seed=SEED)
+    plan, found = run.bound.plan, {}
+    for name, patches in LAYOUTS.items():
+        for mode, vision in modes_of(mesh, name).items():
+            modes = {"text": plan.attention["text"]} | ({"vision": vision} if vision else {})
+            layouts = {**plan.layouts, "vision.patches": patches}
+            changed = replace(plan, layouts=layouts, attention=modes)
+            run.bound = changed.bind(run.config, plan.mesh.size)
+            for case, batch in cases(run.config).items():
+                outcome = run.probe(batch)
+                faults = gradient_faults(outcome, expected[case])
+                found[name, mode, case] = outcome.loss, outcome.norm, faults
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes(ranks):
+    known = {}
+
+    def get(mesh):
+        if mesh not in known:
+            world, _ = MESHES[mesh]
+            known[mesh] = ranks(world).run(probe_all, mesh, reference(), timeout=240)
+        return known[mesh]
+
+    return get
+
+
+@pytest.mark.parametrize(("mesh", "name", "mode"), MIXES)
+def test_step_equals_one_process(mesh, name, mode, outcomes):
+    for of_rank in outcomes(mesh):
+        for case, expected in reference().items():
+            loss, norm, faults = of_rank[name, mode, case]
+            assert faults == [], case
+            assert loss == pytest.approx(expected.loss, rel=1e-6), case
+            assert norm == pytest.approx(expected.norm, rel=1e-5), case
