@@ -18,6 +18,7 @@ from model.headers import INDEX, SINGLE, CheckpointError, has_weights
 
 SHARD_BYTES = 5_000_000_000
 CONFIG_FILE = "config.json"
+COST_FILE = "frame_cost.json"  # examples/train.py --measure-cost puts it beside the weights
 SIDE_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -75,7 +76,7 @@ def check_target(folder: str | Path) -> None:
         return
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder: nothing is written over it")
-    known = {CONFIG_FILE, INDEX, *SIDE_FILES}
+    known = {CONFIG_FILE, COST_FILE, INDEX, *SIDE_FILES}
     names = sorted(path.name for path in folder.iterdir())
     foreign = [name for name in names if name not in known and not name.endswith(".safetensors")]
     if foreign:

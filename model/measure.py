@@ -11,12 +11,12 @@ from torch import nn
 
 from model.adapters import VisionBlock
 from model.config import Config, ConfigError
+from model.export import COST_FILE
 from model.rope import vision_rope
 from vlshard.boundaries import local_boundaries
 
 PATCHES = (256, 1024)
 ROUNDS = 5
-COST_FILE = "frame_cost.json"
 
 
 def kept_cost(folder: str | Path) -> tuple[float, float] | None:
@@ -33,7 +33,7 @@ def kept_cost(folder: str | Path) -> tuple[float, float] | None:
     try:
         found = json.loads(path.read_text())
         a, b = (float(found[name]) for name in "ab")
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"{path} does not hold the numbers a and b: {error}") from error
     if not (math.isfinite(a) and math.isfinite(b) and min(a, b) >= 0 < max(a, b)):
         raise ConfigError(f"{path}: a={a} and b={b} are not the cost of a frame")

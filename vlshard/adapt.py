@@ -1,5 +1,6 @@
 """Puts a plan's parameter storage on a model: FSDP2 on every unit, gradients as plain sums."""
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -8,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from vlshard.gloo import Buffers, GlooAllGather, GlooReduceScatter
 from vlshard.plan import BoundPlan
+from vlshard.pytree import tree_leaves
 
 
 def shard_model(
@@ -43,12 +45,14 @@ def shard_model(
         for storage in sorted(set(storages.values()), key=str)
     }
     # What forward uses last, backward uses first: it is kept in between.
-    kept = next((unit for unit in reversed(units) if unit), None)
+    kept = next((unit for unit in reversed(units) if unit), "")
     for unit in units:
         module, mesh = model.get_submodule(unit), meshes[storages[unit]]
-        free = None if unit != kept else False
+        free = False if unit == kept else None  # None: FSDP2 frees all but the root
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=free)
         sharded.set_unshard_in_backward(unit not in bound.config.lookups())
+    stay = [model.get_submodule(unit) for unit in {kept, ""}]
+    model.register_forward_hook(partial(_free, units=stay))
     buffers = Buffers()
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -57,3 +61,10 @@ def shard_model(
             if device_type == "cpu":
                 module.set_custom_all_gather(cast(Any, GlooAllGather(buffers)))
                 module.set_custom_reduce_scatter(cast(Any, GlooReduceScatter(buffers)))
+
+
+def _free(model: nn.Module, args: object, output: object, units: list[nn.Module]) -> None:
+    """Where no backward will come, free what forward has kept for it: it would outlive a step."""
+    if not any(isinstance(x, torch.Tensor) and x.requires_grad for x in tree_leaves(output)):
+        for unit in units:
+            cast(FSDPModule, unit).reshard()

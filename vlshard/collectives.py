@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.distributed import ProcessGroup
 
 from vlshard import transport
@@ -169,10 +170,15 @@ class _Travel(torch.autograd.Function):
 
 
 def _travel(x: Tensor, trip: Trip) -> Tensor:
-    """Make a trip; autograd hears of it only where it keeps a graph, for that takes its time."""
-    if x.requires_grad and torch.is_grad_enabled():
+    """Make a trip; autograd hears of it only where it has to, for that takes its time."""
+    if (x.requires_grad and torch.is_grad_enabled()) or _has_tangent(x):
         return cast("Tensor", _Travel.apply(x, trip))
     return trip.land(trip.launch(x))
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Whether a forward-mode derivative goes along with a tensor; trips refuse to leave it out."""
+    return cast("Any", forward_ad).unpack_dual(x).tangent is not None
 
 
 def _take(positions: Positions, x: Tensor, dim: int) -> list[Tensor]:

@@ -31,7 +31,8 @@ class Buffers:
         for buffer in self._kept:
             if buffer.numel() == count and buffer.dtype == dtype and not held(buffer):
                 return buffer.view(*size)
-        buffer = torch.empty(count, dtype=dtype, device=device)
+        with torch.inference_mode(False):  # else no training step could write to it later
+            buffer = torch.empty(count, dtype=dtype, device=device)
         if buffer.nbytes >= LARGE:
             self._kept = sorted([buffer, *self._kept], key=lambda x: -x.nbytes)[:MOST]
         return buffer.view(*size)

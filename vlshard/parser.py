@@ -210,11 +210,12 @@ class Parser:
         return Axis(token.text, part, Span(token.span.start, stop)), order
 
     def suffix(self) -> Token:
-        """``"."`` and the word right behind it."""
-        dot, word = self.next(), self.peek()
-        apart = word.span.start != dot.span.stop
-        if apart or not (word.text.isdigit() or word.text.isidentifier()):
+        """``"."`` and the word behind it, without blanks."""
+        owner, dot, word = self.tokens[self.at - 1], self.next(), self.peek()
+        if not (word.text.isdigit() or word.text.isidentifier()):
             self.fail("'.' needs a part of an axis or an order after it", dot.span)
+        if owner.span.stop < dot.span.start or dot.span.stop < word.span.start:
+            self.fail("no blanks around '.'", Span(owner.span.stop - 1, word.span.start + 1))
         return self.next()
 
     def refuse_split(self, headline: str, span: Span) -> None:

@@ -97,9 +97,13 @@ def arrow(text: str) -> tuple[Spec, Spec]:
         right = {label(dim) for dim in dst.dims}
         spans = [d.span for d in src.dims if label(d) not in right]
         spans += [d.span for d in dst.dims if label(d) not in left]
+        if not spans:  # in another order, or a size more often on one side
+            common = min(map(len, sides))
+            spans = [d.span for s, d in zip(*sides, strict=False) if label(s) != label(d)]
+            spans += [dim.span for side in sides for dim in side[common:]]
         parser.fail(
             "the dims of both sides must be the same, in the same order",
-            *(spans or [d.span for s, d in zip(*sides, strict=True) if label(s) != label(d)]),
+            *spans,
             note=_other_dims(src, dst),
         )
     # Whether parts of an axis are pending that the whole is not is seen once the mesh is known.
@@ -135,7 +139,8 @@ def _other_dims(src: Spec, dst: Spec) -> str:
     for name in dst.names:
         if name not in src.names and (offer := nearest(name, src.names)):
             return f"'{name}' is not on the left{offer}"
-    if sorted(src.names) != sorted(dst.names):
+    sizes = [sorted(dim.value for dim in side.dims if isinstance(dim, Int)) for side in (src, dst)]
+    if sorted(src.names) != sorted(dst.names) or sizes[0] != sizes[1]:
         return "only the layout changes here; einops.rearrange reorders and reshapes"
     left, right = (" ".join(map(label, side.dims)) for side in (src, dst))
     call = f"einops.rearrange(x, '{left} -> {right}')"

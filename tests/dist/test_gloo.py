@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from model.config import Config
 from tests.batches import batches
 from tests.tiny import tiny_config
-from tests.training import Run
+from tests.training import Run, gradient_faults
 from vlshard.gloo import LARGE, MOST, Buffers, GlooAllGather, GlooReduceScatter
 
 
@@ -90,6 +91,13 @@ def test_a_buffer_is_handed_out_again_only_when_nobody_holds_it():
     assert buffers.take((count,), torch.int32, cpu).data_ptr() != place
 
 
+def test_a_kept_buffer_serves_training_after_inference():
+    buffers = Buffers()
+    with torch.inference_mode():
+        buffers.take((LARGE,), torch.float32, torch.device("cpu"))
+    assert not buffers.take((LARGE,), torch.float32, torch.device("cpu")).is_inference()
+
+
 def test_few_large_buffers_are_kept():
     buffers, cpu = Buffers(), torch.device("cpu")
     for count in range(LARGE, LARGE + 2 * MOST):
@@ -106,3 +114,25 @@ def test_gradients_get_memory_of_their_own():
     assert {x.data_ptr() for x in reduce._buffers._kept} == {parts}
     del places
     assert reduce.allocate((count,), dtype=torch.float32, device=cpu).data_ptr() == parts
+
+
+def stored_after_evaluation(raw):
+    """Which parameters are not in shards after a pass without gradients, and a step after it."""
+    run, single = (Run(Config.from_dict(raw), plan) for plan in ("plans/baseline_dp.py", None))
+    batch = batches(run.config)["mixed sizes"]
+    run.probe(batch)
+    with torch.no_grad():
+        for parameter in run.trained:
+            parameter.mul_(1.5)
+        for header in run.headers(batch):
+            run.one_forward_backward(batch, header, run.bound.step(header))
+    whole = [n for n, p in run.model.named_parameters() if not isinstance(p, DTensor)]
+    with torch.no_grad():
+        for parameter in single.trained:
+            parameter.mul_(1.5)
+    return whole, gradient_faults(run.probe(batch), single.probe(batch))
+
+
+def test_a_pass_without_gradients_leaves_no_gathered_parameters(ranks):
+    """Nothing gathered outlives it: the next step sees new weights, an export the stored ones."""
+    assert ranks(2).run(stored_after_evaluation, tiny_config().raw) == [([], [])] * 2

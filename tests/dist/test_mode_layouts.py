@@ -1,7 +1,7 @@
 """Whole steps under every attention mode over every layout of the patches equal one process.
 
 One model a mesh takes all of them in turn: what a plan says about patches and modes leaves the
-weights where they are.
+weights where they are. ``--all-pairs`` adds the modes in flight.
 """
 
 from dataclasses import replace
@@ -32,13 +32,14 @@ MESHES = {
 SIMPLE = {"gather": gather, "ulysses": ulysses, "ring": ring}
 HYBRID = {"hybrid with gather": "gather", "hybrid with ring": "ring"}
 CUT = ("pack cut", "each frame cut")
+FLYING = ", in flight"
 
 
 def modes_of(mesh: str, name: str):
     """Modes by name: none where frames stay whole; sync and overlapped."""
     modes = {} if name in CUT else {"none": None}
     for flies in (False, True):
-        suffix = ", in flight" if flies else ""
+        suffix = FLYING if flies else ""
         if mesh == "dp1 cp2x2":
             for mode, outer in HYBRID.items():
                 axes = {"ulysses": "cp.ulysses", outer: "cp.ring"}
@@ -49,9 +50,22 @@ def modes_of(mesh: str, name: str):
     return modes
 
 
-MIXES = [
-    (mesh, name, mode) for mesh in MESHES for name in LAYOUTS for mode in modes_of(mesh, name)
-]
+def mixes(flying: bool):
+    """Mesh, layout and mode; those in flight only where asked for."""
+    return [
+        (mesh, name, mode)
+        for mesh in MESHES
+        for name in LAYOUTS
+        for mode in modes_of(mesh, name)
+        if flying or FLYING not in mode
+    ]
+
+
+def pytest_generate_tests(metafunc):
+    """All modes with ``--all-pairs``, else those that wait."""
+    if "mode" in metafunc.fixturenames:
+        chosen = mixes(metafunc.config.getoption("all_pairs"))
+        metafunc.parametrize(("mesh", "name", "mode"), chosen)
 
 
 def raw():
@@ -77,37 +91,37 @@ def reference() -> dict[str, Outcome]:
     return {name: run.probe(batch) for name, batch in cases(run.config).items()}
 
 
-def probe_all(mesh: str, expected: dict[str, Outcome]):
+def probe_all(mesh: str, chosen: list[tuple[str, str]], expected: dict[str, Outcome]):
     """For each layout, mode and case: loss, norm and which gradients are off."""
     run = Run(Config.from_dict(raw()), f"plans/{MESHES[mesh][1]}.py", seed=SEED)
     plan, found = run.bound.plan, {}
-    for name, patches in LAYOUTS.items():
-        for mode, vision in modes_of(mesh, name).items():
-            modes = {"text": plan.attention["text"]} | ({"vision": vision} if vision else {})
-            layouts = {**plan.layouts, "vision.patches": patches}
-            changed = replace(plan, layouts=layouts, attention=modes)
-            run.bound = changed.bind(run.config, plan.mesh.size)
-            for case, batch in cases(run.config).items():
-                outcome = run.probe(batch)
-                faults = gradient_faults(outcome, expected[case])
-                found[name, mode, case] = outcome.loss, outcome.norm, faults
+    for name, mode in chosen:
+        vision = modes_of(mesh, name)[mode]
+        modes = {"text": plan.attention["text"]} | ({"vision": vision} if vision else {})
+        layouts = {**plan.layouts, "vision.patches": LAYOUTS[name]}
+        changed = replace(plan, layouts=layouts, attention=modes)
+        run.bound = changed.bind(run.config, plan.mesh.size)
+        for case, batch in cases(run.config).items():
+            outcome = run.probe(batch)
+            faults = gradient_faults(outcome, expected[case])
+            found[name, mode, case] = outcome.loss, outcome.norm, faults
     return found
 
 
 @pytest.fixture(scope="module")
-def outcomes(ranks):
-    known = {}
+def outcomes(ranks, request):
+    known, flying = {}, request.config.getoption("all_pairs")
 
     def get(mesh):
         if mesh not in known:
             world, _ = MESHES[mesh]
-            known[mesh] = ranks(world).run(probe_all, mesh, reference(), timeout=240)
+            chosen = [mix[1:] for mix in mixes(flying) if mix[0] == mesh]
+            known[mesh] = ranks(world).run(probe_all, mesh, chosen, reference(), timeout=280)
         return known[mesh]
 
     return get
 
 
-@pytest.mark.parametrize(("mesh", "name", "mode"), MIXES)
 def test_step_equals_one_process(mesh, name, mode, outcomes):
     for of_rank in outcomes(mesh):
         for case, expected in reference().items():

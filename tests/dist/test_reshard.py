@@ -1,8 +1,11 @@
 """Reshard and exchange between ranks: dtypes, empty tensors, gradient modes, what is sent."""
 
 import numpy as np
+import warnings
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 import torch.distributed as dist
 
 from vlshard.collectives import all_reduce, exchange_rows
@@ -83,6 +86,20 @@ def leave_input():
     x = torch.full((3,), 1.0 + dist.get_rank())
     y = all_reduce(x, dist.group.WORLD)
     return x.tolist(), y.tolist()
+
+
+def with_a_tangent():
+    x = torch.ones(2)
+    with forward_ad.dual_level(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, as it loads its derivatives
+        dual = forward_ad.make_dual(x, x)
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            reshard(dual, "s@cp -> s", Mesh(cp=2))
+
+
+def test_tangents_are_refused(ranks):
+    """There is no forward-mode derivative, and none is left out in silence."""
+    ranks(2).run(with_a_tangent)
 
 
 def test_all_reduce_leaves_its_input(ranks):

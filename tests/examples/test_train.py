@@ -191,6 +191,8 @@ def test_a_measured_cost_is_saved_and_taken_from_the_checkpoint(ranks, folder, t
     kept = json.loads((tmp_path / "out" / "frame_cost.json").read_text())
     assert found == [(0, (kept["a"], kept["b"]))] * 2
     assert kept_cost(tmp_path / "out") == (kept["a"], kept["b"])
+    again = options(folder, **chosen) | {"model": tmp_path / "out"}
+    assert ranks(2).run(run_train_and_tell_cost, again, timeout=180) == found
 
 
 def broken_rows(folder, target, line, text=None, **changes):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from model.config import ConfigError
-from model.measure import COST_FILE, keep_cost, kept_cost, measure_cost
+from model.export import COST_FILE
+from model.measure import keep_cost, kept_cost, measure_cost
 from tests.tiny import tiny_config
 
 
@@ -32,6 +33,8 @@ def test_a_saved_cost_comes_back_as_it_was(tmp_path):
         '{"a": -1, "b": 1}',
         '{"a": NaN, "b": 1}',
         '{"a": 0, "b": 0}',
+        f'{{"a": {10**400}, "b": 1}}',
+        "[" * 100_000,
     ],
 )
 def test_a_file_that_holds_no_cost_is_refused_by_name(tmp_path, text):

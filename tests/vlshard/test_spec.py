@@ -78,7 +78,7 @@ def test_spec_prints_itself(text):
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("  b   s @ cp . zigzag ", "b s@cp.zigzag"),
+        ("  b   s @ cp.zigzag ", "b s@cp.zigzag"),
         ("( img s ) @cp+tp", "(img s)@cp + tp"),
         ("e@(dp)", "e@dp"),
         ("s + (dp cp) tp", "s + dp cp tp"),
@@ -149,8 +149,9 @@ def test_expand_refuses_another_number_of_dims(text, ndim):
         ),
         ("s@.x", "  ^", "a mesh axis was expected after '@', got '.'", None),
         ("s@cp.", "    ^", "'.' needs a part of an axis or an order after it", None),
-        ("s@cp. h d", "    ^", "'.' needs a part of an axis or an order after it", None),
-        ("s@(dp cp). h", "         ^", "'.' needs a part of an axis or an order after it", None),
+        ("s@cp. h d", "   ^^^^", "no blanks around '.'", None),
+        ("s@cp .0 d", "   ^^^^", "no blanks around '.'", None),
+        ("s@(dp cp). h", "        ^^^^", "no blanks around '.'", None),
         ("b (img s", "  ^", "this bracket is never closed", None),
         ("b (img s + tp", "  ^", "this bracket is never closed", None),
         ("s@(dp", "  ^", "this bracket is never closed", None),
@@ -293,6 +294,12 @@ def test_arrow_reads_both_sides_with_spans_in_the_whole_text():
         (
             "b (h d)@tp -> b h@tp",
             "  ^^^^^^^^      ^^^^",
+            "the dims of both sides must be the same, in the same order",
+            "only the layout changes here; einops.rearrange reorders and reshapes",
+        ),
+        (
+            "s 3 3 -> s 3",
+            "    ^",
             "the dims of both sides must be the same, in the same order",
             "only the layout changes here; einops.rearrange reorders and reshapes",
         ),
