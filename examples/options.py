@@ -124,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
         help="deal images by what a frame costs on rank 0: measured at the start, or as the model"
         " was saved with it; --save keeps it",
     )
-    add("--show-deal", action="store_true", help="print who gets which images of the first step")
+    add(
+        "--show-deal",
+        action="store_true",
+        help="print how many patches of the first step each rank gets, and their cost",
+    )
     add("--device", choices=("cpu", "cuda", "npu"), help="default: cuda if there is any, else cpu")
     return parser

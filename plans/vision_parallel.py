@@ -33,11 +33,15 @@ class VisionParallel:
           world: number of ranks.
         Raises: PlanError if the settings do not fit that many.
         """
+        shard, inner = self.dp_shard or 1, self.ulysses_degree
+        fitting = _divisors(world)
         if world % self.cp:
-            raise _refused("cp", self.cp, f"divides {world} ranks", _divisors(world))
-        shard = self.dp_shard or 1
+            works = [n for n in fitting if n % inner == 0 and _nest(shard, n, inner)]
+            works = [n for n in works if n > 1 or not self.async_cp]
+            raise _refused("cp", self.cp, f"divides {world} ranks", works)
         if world % shard:
-            raise _refused("dp_shard", shard, f"divides {world} ranks", _divisors(world))
+            works = [n for n in fitting if _nest(n, self.cp, inner)]
+            raise _refused("dp_shard", shard, f"divides {world} ranks", works)
         dp = _split(world // self.cp, [shard // self.cp])
         return Mesh(dp=dp, cp=_split(self.cp, [self.ulysses_degree, shard]))
 
@@ -104,9 +108,10 @@ def vision_parallel(
         raise PlanError(
             "vision_parallel: async_cp=True has nothing to overlap at cp=1", notes=notes
         )
-    sizes = sorted({dp_shard or 1, cp, ulysses_degree})
-    if any(large % small for small, large in pairwise(sizes)):
-        works = [n for n in _divisors(cp) if n % ulysses_degree == 0 or ulysses_degree % n == 0]
+    if async_cp not in (True, False):
+        raise PlanError(f"vision_parallel: async_cp={async_cp!r} is neither True nor False")
+    if not _nest(dp_shard or 1, cp, ulysses_degree):
+        works = [n for n in _divisors(cp) if _nest(n, cp, ulysses_degree)]
         need = f"nests with cp={cp} and ulysses_degree={ulysses_degree} (one divides the next)"
         raise _refused("dp_shard", dp_shard, need, works, f"and multiples of {cp}")
     return VisionParallel(dp_shard, cp, ulysses_degree, async_cp)
@@ -117,8 +122,13 @@ def _refused(
 ) -> PlanError:
     """A setting that cannot be, with the values that can."""
     listed = ", ".join(map(str, works)) + (" works" if len(works) == 1 else " work")
-    notes = [f"fix: {name} {listed}" + (f", {more}" if more else "")]
+    notes = [f"fix: {name} {listed}" + (f", {more}" if more else "")] if works else []
     return PlanError(f"vision_parallel: {name}={value} is no number that {need}", notes=notes)
+
+
+def _nest(*sizes: int) -> bool:
+    """Whether of any two sizes one divides the other."""
+    return not any(large % small for small, large in pairwise(sorted(sizes)))
 
 
 def _divisors(number: int) -> list[int]:

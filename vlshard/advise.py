@@ -86,7 +86,10 @@ def advise_patches(
     for name, value in (("bandwidth", bandwidth), ("flops", flops), ("itemsize", itemsize)):
         if not value > 0:
             raise PlanError(f"{name}={value} is not above 0")
-    mesh.check(("dp", "cp"))
+    if missing := [axis for axis in ("dp", "cp") if axis not in mesh.sizes]:
+        more = ", ".join(f"{axis}=1" for axis in missing)
+        note = f"fix: an axis of size 1 serves: MeshShape({more}, ...)"
+        raise PlanError(f"advice needs axes dp and cp; the mesh is {mesh}", notes=[note])
     ranks = mesh.sizes["dp"]
     homes = [i * ranks // len(lengths) for i in range(len(lengths))] if home is None else home
     packing = Packing(lengths, config.unit, homes, cost=config.patch_cost)

@@ -33,7 +33,7 @@ def _check_axes(mode: Mode, mesh: MeshShape, where: str) -> Iterator[ShardError]
         yield PlanError(
             f"{mode} takes ulysses= and one of gather= and ring=",
             where=where,
-            notes=['fix: for example hybrid(ulysses="cp.0", ring="cp.1")'],
+            notes=['fix: for example hybrid(ulysses="cp.1", ring="cp.0")'],
         )
     elif not ways.axes:
         yield PlanError(f"{mode} names no mesh axis", where=where, notes=[mesh.note])

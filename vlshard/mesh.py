@@ -1,6 +1,7 @@
 """A mesh with its process groups: the sizes of a MeshShape, bound to the running ranks."""
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -171,11 +172,23 @@ def _process_group(partition: tuple[tuple[int, ...], ...]) -> dist.ProcessGroup:
     """This rank's group of a partition of all ranks; every rank calls this alike."""
 
     def make() -> dist.ProcessGroup:
-        groups = [dist.new_group(list(ranks), sort_ranks=False) for ranks in partition]
+        limit = _time_limit()
+        groups = [dist.new_group(list(r), sort_ranks=False, timeout=limit) for r in partition]
         (mine,) = (group for group in groups if isinstance(group, dist.ProcessGroup))
         return mine
 
     return _made(partition, make)
+
+
+def _time_limit() -> timedelta | None:
+    """The default group's, which groups made in it do not take over by themselves.
+
+    torch has no public way to ask.
+    """
+    world = cast(Any, dist.group.WORLD)
+    backends = [world._get_backend(device) for device in world._device_types]
+    options = [getattr(backend, "options", None) for backend in backends]
+    return next((getattr(found, "_timeout", None) for found in options if found), None)
 
 
 def _device_mesh(device_type: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:

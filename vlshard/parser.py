@@ -48,7 +48,8 @@ class Parser:
         for match in TOKEN.finditer(text):
             span = Span(*match.span())
             if match["bad"]:
-                self.fail(f"unexpected character {match.group()!r}", span)
+                note = "dims and axes stand apart by blanks" if match.group() == "," else None
+                self.fail(f"unexpected character {match.group()!r}", span, note=note)
             if match["word"] or match["mark"]:
                 self.tokens.append(Token(match.group(), span))
         self.tokens.append(Token("", Span(len(text), len(text))))

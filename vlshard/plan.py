@@ -259,20 +259,22 @@ class BoundPlan:
 
         Args:
           header: the micro-batch, the same on every rank.
-        Returns: one line per rank, and the largest load over the mean before and after.
+        Returns: one line per rank, and the largest load over an even share of the work, before and
+          after; frames that several ranks encode count once in it.
         """
         dealt = self.layouts(header).patches
         read = "@" + self.mesh.text(self.data_axes) + ".home" if self.data_axes else ""
         home = layout(f"(img{read} s) c", self.mesh, where=None, **dealt.sizes)
         rows, costs = dealt.loads(), dealt.loads(by="cost")
-        share = costs / max(costs.sum(), 1e-300) * self.mesh.size
+        work = layout("(img s) c", self.mesh, where=None, **dealt.sizes).loads(by="cost")[0]
+        even = max(work / self.mesh.size, 1e-300)
         lines = [f"{len(header.segments)} frames, {sum(header.segments):,} patches"]
         lines += [
-            f"  rank {rank}: {int(rows[rank]):,} patches, {share[rank]:.2f} of the mean cost"
+            f"  rank {rank}: {int(rows[rank]):,} patches, {costs[rank] / even:.2f} of an even share"
             for rank in range(self.mesh.size)
         ]
-        before, after = (where.imbalance(by="cost") for where in (home, dealt))
-        lines.append(f"  largest cost over mean {after:.2f}; where they are read {before:.2f}")
+        before, after = (where.loads(by="cost").max() / even for where in (home, dealt))
+        lines.append(f"  largest share {after:.2f}; where they are read {before:.2f}")
         return "\n".join(lines)
 
     def share(self, header: StepHeader, rank: int) -> Share:

@@ -22,6 +22,7 @@ CONTENDERS = (
     "vision_cp_ulysses",
     "vision_cp_ring",
 )
+ALLOCATORS = ("default", "kept")
 AGREE = 2e-5  # fp32 sums of thousands of terms in another order
 
 
@@ -29,10 +30,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", nargs="+", default=["W1", "W2"])
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
+    parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=ALLOCATORS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
     chosen = parser.parse_args()
-    for tuned in (False, True):
+    for tuned in (allocator == "kept" for allocator in chosen.allocators):
         for workload in chosen.workloads:
             runs = {name: [] for name in chosen.contenders}
             for _ in range(chosen.rounds):

@@ -424,12 +424,12 @@ def test_the_deal_is_told_with_the_imbalance_before_and_after():
     lines = bound.describe_deal(header).splitlines()
     assert lines[0] == "4 frames, 96 patches"
     assert lines[1:5] == [
-        f"  rank {rank}: {n} patches, {share} of the mean cost"
+        f"  rank {rank}: {n} patches, {share} of an even share"
         for rank, (n, share) in enumerate(zip((64, 16, 12, 4), shares, strict=True))
     ]
     # Read at home: ranks 0 and 1 both hold the frames of 64 and 4, ranks 2 and 3 the others.
-    before = (costs[0] + costs[3]) / (sum(costs) / 2)
-    assert lines[5:] == [f"  largest cost over mean {shares[0]}; where they are read {before:.2f}"]
+    before = (costs[0] + costs[3]) / mean
+    assert lines[5:] == [f"  largest share {shares[0]}; where they are read {before:.2f}"]
 
 
 def test_padding_is_rounded_up_to_the_divisor():

@@ -106,6 +106,15 @@ def test_settings_that_cannot_be_are_refused(settings, message):
             "vision_parallel: dp_shard=4 is no number that divides 6 ranks\n"
             "  fix: dp_shard 1, 2, 3, 6 work",
         ),
+        (
+            {"dp_shard": 4, "cp": 2},
+            "vision_parallel: dp_shard=4 is no number that divides 6 ranks\n"
+            "  fix: dp_shard 1, 2, 6 work",
+        ),
+        (
+            {"cp": 4, "ulysses_degree": 2, "async_cp": True},
+            "vision_parallel: cp=4 is no number that divides 6 ranks\n  fix: cp 2, 6 work",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_the_world_are_refused(settings, message):

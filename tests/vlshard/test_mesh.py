@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -265,3 +267,14 @@ def test_unknown_parts_are_named(mesh, axis, message):
     with pytest.raises(PlanError) as error:
         mesh.peers((axis,), 0)
     assert str(error.value) == message
+
+
+def time_limits():
+    """Of the default group, and of one that a mesh makes in it."""
+    groups = dist.group.WORLD, Mesh(cp=2).group(["cp"])
+    return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+
+
+def test_groups_take_over_the_time_limit_of_the_default_group(ranks):
+    for default, own in ranks(2).run(time_limits):
+        assert own == default != timedelta(minutes=30)  # torch's own for new groups
