@@ -34,7 +34,7 @@ SIMPLE = {"gather": gather, "ulysses": ulysses, "ring": ring}
 HYBRID = {"hybrid with gather": "gather", "hybrid with ring": "ring"}
 CUT = ("pack cut", "each frame cut")
 FLYING = ", in flight"
-QUICK_ON_FOUR = ("mixed", "one huge", "half the ranks empty")
+QUICK_ON_FOUR = ("mixed", "half the ranks empty")
 
 
 def modes_of(mesh: str, name: str):
