@@ -101,6 +101,15 @@ W2_TEXT = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
+TOWER = {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_heads": 8,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 256,
+    "num_position_embeddings": 2304,
+}
 WORKLOADS = {
     "W1": Workload(
         length=32,
@@ -137,17 +146,7 @@ WORKLOADS = {
         grids=((1, 32, 48), (1, 20, 28), (1, 16, 16)),
         gaps=(40, 60, 80, 250),
         text=text_config([6, 5, 5], **W2_TEXT),
-        vision={
-            "depth": 6,
-            "hidden_size": 256,
-            "intermediate_size": 1024,
-            "num_heads": 8,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "out_hidden_size": 256,
-            "num_position_embeddings": 2304,
-            "deepstack_visual_indexes": [1, 3, 5],
-        },
+        vision={**TOWER, "depth": 6, "deepstack_visual_indexes": [1, 3, 5]},
         ids=SMALL,
     ),
     "vision": Workload(
@@ -155,17 +154,7 @@ WORKLOADS = {
         grids=((1, 32, 32), (1, 64, 64)),
         gaps=(20, 20, 20),
         text=text_config([6, 5, 5], **{**W2_TEXT, "num_hidden_layers": 3}),
-        vision={
-            "depth": 12,
-            "hidden_size": 256,
-            "intermediate_size": 1024,
-            "num_heads": 8,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "out_hidden_size": 256,
-            "num_position_embeddings": 2304,
-            "deepstack_visual_indexes": [3, 7, 11],
-        },
+        vision={**TOWER, "depth": 12, "deepstack_visual_indexes": [3, 7, 11]},
         ids=SMALL,
     ),
     "ragged": Workload(
@@ -173,17 +162,7 @@ WORKLOADS = {
         grids=((1, 32, 32), (1, 64, 64)),
         gaps=(20, 20),
         text=text_config([6, 5, 5], **{**W2_TEXT, "num_hidden_layers": 3}),
-        vision={
-            "depth": 3,
-            "hidden_size": 256,
-            "intermediate_size": 1024,
-            "num_heads": 8,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "out_hidden_size": 256,
-            "num_position_embeddings": 2304,
-            "deepstack_visual_indexes": [0, 1, 2],
-        },
+        vision={**TOWER, "depth": 3, "deepstack_visual_indexes": [0, 1, 2]},
         ids=SMALL,
         ragged=True,
     ),
