@@ -16,6 +16,7 @@ from model.rope import vision_rope
 from vlshard.boundaries import local_boundaries
 
 PATCHES = (256, 1024)
+LARGEST = 2**40  # patches of all frames of a step, and more
 ROUNDS = 5
 
 
@@ -35,7 +36,8 @@ def kept_cost(folder: str | Path) -> tuple[float, float] | None:
         a, b = (float(found[name]) for name in "ab")
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"{path} does not hold the numbers a and b: {error}") from error
-    if not (math.isfinite(a) and math.isfinite(b) and min(a, b) >= 0 < max(a, b)):
+    largest = a * LARGEST**2 + b * LARGEST
+    if not (math.isfinite(largest) and min(a, b) >= 0 < max(a, b)):
         raise ConfigError(f"{path}: a={a} and b={b} are not the cost of a frame")
     return a, b
 

@@ -48,8 +48,9 @@ def pytest_configure(config):
 def parity_table(request):
     """Takes one row of the table that the run ends with."""
 
-    def add(plan, world, case, found, off, norm_off, faults):
-        state = f"{len(found.gradients)} equal" if not faults else f"{len(faults)} off"
+    def add(plan, world, case, found, off, norm_off, gradients):
+        wrong = len(found.faults)
+        state = f"{wrong} off" if wrong else f"{gradients} equal"
         numbers = f"{found.loss:10.6f}{off:9.1e}{norm_off:9.1e}  {state}"
         request.config.stash[TABLE].append(f"{plan:24}{world:5}  {case:31}{numbers}")
 

@@ -1,10 +1,11 @@
 """One training step, with and without a plan, and what it left: what parity tests compare."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from model.config import Config
 from model.init import fill
@@ -27,6 +28,7 @@ class Outcome:
       losses: loss of each step, summed over ranks.
       norms: gradient norm of each step, before clipping.
       gradients: raw gradients of the first step, whole; None where there is none.
+      faults: what is wrong with them, where they were compared instead of gathered.
       weights: weights after the last step, whole.
       patches: per step, patch rows of each rank.
       tokens: per step, token positions of each rank.
@@ -35,6 +37,7 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     patches: list[list[int]] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
@@ -126,12 +129,21 @@ class Run:
             if p.requires_grad
         }
 
-    def probe(self, batch: Batch) -> Outcome:
-        """Numbers and raw gradients of one batch; the weights stay."""
+    def probe(self, batch: Batch, expected: "Outcome | None" = None) -> Outcome:
+        """Numbers and raw gradients of one batch, or what is wrong with them; the weights stay.
+
+        Args:
+          batch: whole, on every rank.
+          expected: if given, what each rank holds of the gradients is compared with its, and no
+            gradient is gathered.
+        """
         self.outcome = Outcome()
         self.model.zero_grad(set_to_none=True)
         self.outcome.losses.append(self.forward_backward(batch))
-        self.outcome.gradients = self.raw_gradients()
+        if expected is None:
+            self.outcome.gradients = self.raw_gradients()
+        else:
+            self.outcome.faults = sharded_faults(self.model, expected)
         self.outcome.norms.append(float(grad_norm(self.trained)))
         return self.outcome
 
@@ -161,25 +173,65 @@ def full(x: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_faults(found: Outcome, expected: Outcome) -> list[str]:
-    """Parameters whose raw gradient is off, with by how much.
-
-    The bound is ``norm(difference) <= 1e-5 norm(reference) + 1e-6 x global norm``: fp32 rounding
-    of sums taken in another order.
-    """
-    faults = []
+    """Parameters whose raw gradient is off, with by how much; see ``_judged``."""
     if found.gradients.keys() != expected.gradients.keys():
         return [f"keys differ: {found.gradients.keys() ^ expected.gradients.keys()}"]
-    known = [g.double().norm() ** 2 for g in expected.gradients.values() if g is not None]
-    scale = float(sum(known)) ** 0.5
-    for name, reference in expected.gradients.items():
-        gradient = found.gradients[name]
-        if (gradient is None) != (reference is None):
-            faults.append(f"{name}: {gradient is None=} {reference is None=}")
-        elif reference is not None:
-            off = float((gradient.double() - reference.double()).norm())
-            limit = 1e-5 * float(reference.double().norm()) + 1e-6 * scale
-            unused = "embed_tokens" in name or "experts" in name  # rows that nothing reads
-            zeros = (reference == 0).flatten(1).all(1) if unused else ()
-            if off > limit or (unused and bool(gradient[zeros].any())):
-                faults.append(f"{name}: off by {off:.2e}, limit {limit:.2e}")
+    pairs = ((name, found.gradients[name], right) for name, right in expected.gradients.items())
+    return _judged(expected, [_off(*pair) for pair in pairs])
+
+
+def sharded_faults(model: torch.nn.Module, expected: Outcome) -> list[str]:
+    """The same, each rank looking at what it holds; every rank calls this alike and gets all."""
+    found = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    if found.keys() != expected.gradients.keys():
+        return [f"keys differ: {found.keys() ^ expected.gradients.keys()}"]
+    pairs = ((name, found[name], right) for name, right in expected.gradients.items())
+    off = torch.tensor([_off(*pair) for pair in pairs], dtype=torch.float64)
+    dist.all_reduce(off)
+    return _judged(expected, off.tolist())
+
+
+def _off(name: str, gradient: torch.Tensor | None, right: torch.Tensor | None) -> tuple:
+    """Squared distance of a gradient, and values in rows that nothing reads.
+
+    Of a DTensor it is this rank's part of them: the sum over all ranks is the whole.
+    """
+    if gradient is None or right is None:
+        return (0.0 if gradient is right else float("inf")), 0.0
+    copies = 1
+    if isinstance(gradient, DTensor):
+        mesh, placements = gradient.device_mesh, gradient.placements
+        right = distribute_tensor(right, mesh, placements, src_data_rank=None).to_local()
+        gradient, shards = (
+            gradient.to_local(),
+            math.prod(
+                size
+                for size, placement in zip(mesh.shape, placements, strict=True)
+                if placement.is_shard()
+            ),
+        )
+        copies = dist.get_world_size() // shards
+    distance = float((gradient.double() - right.double()).square().sum()) / copies
+    if "embed_tokens" not in name and "experts" not in name:
+        return distance, 0.0
+    unread = (right == 0).flatten(1).all(1)
+    return distance, float(gradient[unread].count_nonzero())
+
+
+def _judged(expected: Outcome, off: list[tuple]) -> list[str]:
+    """What is wrong with gradients that are off by so much.
+
+    The bound is ``norm(difference) <= 1e-5 norm(reference) + 1e-6 x global norm``: fp32 rounding
+    of sums taken in another order. Rows that nothing reads have gradient zero.
+    """
+    norms = {
+        name: 0.0 if right is None else float(right.double().norm())
+        for name, right in expected.gradients.items()
+    }
+    scale = math.hypot(*norms.values())
+    faults = []
+    for (name, norm), (distance, unread) in zip(norms.items(), off, strict=True):
+        limit = 1e-5 * norm + 1e-6 * scale
+        if not distance**0.5 <= limit or unread:
+            faults.append(f"{name}: off by {distance**0.5:.2e}, limit {limit:.2e}, {unread=:g}")
     return faults

@@ -106,6 +106,16 @@ class Runs:
         return tuple(batches)
 
     @cached_property
+    def q_cut(self) -> list[int] | None:
+        """Queries of each batch, if the batches lie one after another in the order of q."""
+        return _cut([batch.q for batch in self.batches])
+
+    @cached_property
+    def k_cut(self) -> list[int] | None:
+        """Keys of each batch, if the batches lie one after another in the order of k."""
+        return _cut([batch.k for batch in self.batches])
+
+    @cached_property
     def restore(self) -> Windows | None:
         """Where each query's result lies in the batches' order; None if they keep the order."""
         rows = [batch.q.rows for batch in self.batches]
@@ -138,6 +148,25 @@ class Runs:
         )
 
 
+def _cut(windows: Sequence[Windows]) -> list[int] | None:
+    """Rows of each of some windows, if all of them lie one after another from the first row on."""
+    rows = [np.empty(0, np.int64), *(each.rows for each in windows)]
+    order = np.concatenate(rows)
+    in_order = np.array_equal(order, np.arange(len(order)))
+    return [len(each.rows) for each in windows] if in_order else None
+
+
+def _batches_of(
+    x: Shaped[Tensor, "n h d"], windows: Sequence[Windows], cut: list[int] | None
+) -> Sequence[Shaped[Tensor, "_ l h d"]]:
+    """The rows of each batch; views where the batches cut x, whose gradients are one then."""
+    if cut is None or sum(cut) != len(x):
+        return [each.take(x) for each in windows]
+    parts: Sequence[Tensor] = torch.split(x, cut)
+    shapes = [(-1, each.length, *x.shape[1:]) for each in windows]
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def segmented_attention(
     q: Float[Tensor, "n h d"],
     k: Float[Tensor, "nk kv d"],
@@ -159,35 +188,42 @@ def segmented_attention(
     """
     if sum(runs.q_lengths) != q.shape[0]:
         raise ValueError(f"runs of {sum(runs.q_lengths)} queries for {q.shape[0]} rows of q")
-    heads, width = q.shape[1:]
-    nothing = (q[:0], k[:0].reshape(0, heads, width), v[:0].reshape(0, heads, width))
-    outs = [_attend_batch(q, k, v, batch, runs.causal) for batch in runs.batches]
-    out = torch.cat([*outs, *nothing])
+    if not any(batch.k.length for batch in runs.batches):
+        heads, width = q.shape[1:]
+        none = (x[:0].reshape(0, heads, width) for x in (q, k, v))
+        return torch.cat([torch.zeros_like(q), *none])
+    keys = [batch.k for batch in runs.batches]
+    parts = zip(
+        _batches_of(q, [batch.q for batch in runs.batches], runs.q_cut),
+        _batches_of(k, keys, runs.k_cut),
+        _batches_of(v, keys, runs.k_cut),
+        strict=True,
+    )
+    out = torch.cat([_attend_batch(*part, runs.causal) for part in parts])
     if runs.restore is None:
         return out
     return out.index_select(0, runs.restore.index(q.device))
 
 
 def _attend_batch(
-    q: Float[Tensor, "n h d"],
-    k: Float[Tensor, "nk kv d"],
-    v: Float[Tensor, "nk kv d"],
-    batch: Batch,
+    q: Float[Tensor, "b l h d"],
+    k: Float[Tensor, "b lk kv d"],
+    v: Float[Tensor, "b lk kv d"],
     causal: bool,
 ) -> Float[Tensor, "_ h d"]:
     """The rows of one batch of runs, in the batch's order."""
-    nq, nk = batch.q.length, batch.k.length
+    nq, nk = q.shape[1], k.shape[1]
     if nk == 0:
-        return torch.zeros_like(q[: len(batch.q.rows)])
-    groups = q.shape[1] // k.shape[1]
+        return einops.rearrange(torch.zeros_like(q), "b l h d -> (b l) h d")
+    groups = q.shape[2] // k.shape[2]
     square = nq == nk
     mask = None
     if causal and not square:
         mask = torch.ones(nq, nk, dtype=torch.bool, device=q.device).tril(nk - nq)
     out = F.scaled_dot_product_attention(
-        einops.rearrange(batch.q.take(q), "b l h d -> b h l d"),
-        einops.repeat(batch.k.take(k), "b l kv d -> b (kv g) l d", g=groups),
-        einops.repeat(batch.k.take(v), "b l kv d -> b (kv g) l d", g=groups),
+        einops.rearrange(q, "b l h d -> b h l d"),
+        einops.repeat(k, "b l kv d -> b (kv g) l d", g=groups),
+        einops.repeat(v, "b l kv d -> b (kv g) l d", g=groups),
         attn_mask=mask,
         is_causal=causal and square,
     )

@@ -78,6 +78,27 @@ def check_cover(
         yield from _check_cuts(site, ways, text, mesh, place)
 
 
+def idle_axes(
+    attention: Mapping[str, Mode],
+    layouts: Mapping[str, str],
+    mesh: MeshShape,
+    config: ModelConfig,
+) -> Iterator[str]:
+    """Remarks on axes of a mode over which no segment is cut, so that no key has to travel.
+
+    All-to-all is left out: it deals heads, whether segments are cut or whole.
+    """
+    for site in (site for site in config.heads if site in attention):
+        ways = attention[site].ways
+        cutting = cutting_axes(spec(layouts[SITES[site]]), mesh)
+        for axis in (*ways.gather, *ways.ring):
+            if not set(mesh.parts_of[axis]) & set(cutting):
+                yield (
+                    f"{attention[site]} of {site} sends nothing over {axis}: "
+                    f"{SITES[site]} has no segment that is cut over it"
+                )
+
+
 def _check_cuts(
     site: str, ways: Ways, text: str, mesh: MeshShape, place: str
 ) -> Iterator[ShardError]:

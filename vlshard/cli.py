@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vlshard.check_attention import idle_axes
 from vlshard.contract import ModelConfig
 from vlshard.errors import LayoutError, PlanError, ShardError
 from vlshard.given import Segments, complete, read_mesh, read_numbers, read_sizes, written
@@ -146,6 +147,8 @@ def _check(options: argparse.Namespace) -> int:
         print(f"{type(fault).__name__}: {fault}")
     if not faults:
         print(f"{options.plan} fits: {options.world} ranks as {plan.mesh}")
+        for remark in idle_axes(plan.attention, plan.layouts, plan.mesh, config):
+            print(f"  {remark}")
     return int(bool(faults))
 
 

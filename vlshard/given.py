@@ -137,13 +137,14 @@ def complete(
       segments: the segments of the first bracket of two names, which is then packed, or the
         homes of rows.
     Returns: sizes in the order of the dims.
-    Raises: LayoutError if a size is for no dim, or segments for no bracket.
+    Raises: LayoutError if a size is for no dim, or what is said of segments for none.
     """
     names = sides[0].names
     for name in sizes:
         if name not in names:
             note = f"names: {' '.join(names) or 'none'}{nearest(name, names)}"
             raise LayoutError(f"size {name}= is for no dim of the spec", notes=[note])
+    _check_use(segments)
     packed = _packed(sides[0]) if segments.lengths is not None else None
     found: dict[str, int | Packing] = {}
     for position, dim in enumerate(sides[0].dims):
@@ -154,6 +155,19 @@ def complete(
             least = lcm(*(_parts(side.dims[position], name.name, mesh) for side in sides))
             found[name.name] = sizes.get(name.name, SMALLEST * least)
     return found | _homes(sides, mesh, found, sizes, segments)
+
+
+def _check_use(segments: Segments) -> None:
+    """What is said of segments is of use only where there are some."""
+    if segments.lengths is not None:
+        return
+    for option, given, default in (
+        ("--unit", segments.unit, Segments().unit),
+        ("--cost", segments.cost, Segments().cost),
+    ):
+        if given != default:
+            note = "fix: give their lengths too, --lengths 24,16,48, or leave it out"
+            raise LayoutError(f"{option} is for segments, of which there are none", notes=[note])
 
 
 def _packed(side: Spec) -> Group:

@@ -192,7 +192,18 @@ def _time_limit() -> timedelta | None:
 
 
 def _device_mesh(device_type: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
-    """A DeviceMesh with its groups; every rank calls this alike."""
+    """A DeviceMesh of all ranks and its groups; every rank calls this alike."""
     flat = cast("list[int]", ranks.flatten().tolist())
     key = (device_type, tuple(ranks.shape), tuple(flat), names)
-    return _made(key, lambda: DeviceMesh(device_type, ranks, mesh_dim_names=names))
+
+    def make() -> DeviceMesh:
+        groups = [_process_group(_lines(ranks, dim)) for dim in range(ranks.dim())]
+        return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
+
+    return _made(key, make)
+
+
+def _lines(ranks: Tensor, dim: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks that differ in one dim only, a tuple for each of their groups."""
+    lines = cast("list[list[int]]", ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist())
+    return tuple(sorted(tuple(line) for line in lines))

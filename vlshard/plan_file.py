@@ -32,7 +32,12 @@ def build_plan(name: str, world: int) -> tuple[object, str]:
         build = names.get("plan")
         if not callable(build):
             raise PlanError(f"{name} defines no function plan(world)")
-        return build(world), source
+        try:
+            return build(world), source
+        except ShardError as error:
+            ranks = f"{world} rank{'s' if world != 1 else ''}"
+            error.notes = (*error.notes, f"raised by plan({world}), for a world of {ranks}")
+            raise
 
 
 def _module(name: str) -> Mapping[str, Any]:

@@ -120,13 +120,18 @@ def reshard(
     Returns: this rank's part in the layout on the right, same dtype; the tensor itself where the
       layouts are the same.
     Raises: SpecError if the arrow cannot be read; LayoutError if it does not fit the mesh, the
-      sizes or the tensor; PlanError if ranks have to communicate and there is no process group.
+      sizes or the tensor; PlanError if ranks have to communicate and there is no process group;
+      TypeError if x is no tensor.
     """
     return bound_program(x, arrow, mesh, sizes).run(x)
 
 
-def bound_program(x: Tensor, arrow: str, mesh: MeshShape, sizes: Mapping[str, object]) -> Lowered:
+def bound_program(x: object, arrow: str, mesh: MeshShape, sizes: Mapping[str, object]) -> Lowered:
     """The program of an arrow for a tensor and all like it; see ``reshard``."""
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"a torch.Tensor is resharded, not a {type(x).__module__}.{type(x).__qualname__}"
+        )
     items = [(name, size) for name, size in sizes.items() if isinstance(size, int | Packing)]
     if not isinstance(mesh, Mesh):
         note = f"{mesh!r} is sizes only; make a Mesh on the running ranks"

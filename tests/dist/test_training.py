@@ -1,5 +1,6 @@
 """Several optimizer steps under plans: ranks without images, text-only steps, storage, replicas."""
 
+from dataclasses import replace
 from functools import cache
 from math import prod
 
@@ -221,3 +222,33 @@ def recomputed(plan, raw):
         run.model.checkpoint_every = every
         outcomes.append(run.probe(batches(run.config)["mixed sizes"]))
     return outcomes
+
+
+def spoilt(plan, expected):
+    """Faults of a step beside what one process gave, with one value or one gradient changed."""
+    run = Run(tiny_config(), plan, seed=SEED)
+    batch = batches(run.config)["mixed sizes"]
+    found = [run.probe(batch, expected).faults]
+    for name, gradient in expected.gradients.items():
+        if name in SPOILT:
+            changed = None if SPOILT[name] is None else gradient.clone()
+            if changed is not None:
+                changed[-1] += SPOILT[name]
+            other = replace(expected, gradients={**expected.gradients, name: changed})
+            found.append([fault.split(":")[0] for fault in run.probe(batch, other).faults])
+    return found
+
+
+SPOILT = {
+    "model.visual.merger.norm.bias": None,
+    "model.language_model.layers.0.self_attn.q_proj.weight": 0.01,
+}
+
+
+@pytest.mark.parametrize("plan", ["baseline_dp", "vision_cp_colossal"])
+def test_a_wrong_gradient_is_found_wherever_it_is_stored(plan, ranks):
+    run = Run(tiny_config(), None, seed=SEED)
+    expected = run.probe(batches(run.config)["mixed sizes"])
+    for clean, *others in ranks(2).run(spoilt, f"plans/{plan}.py", expected):
+        assert clean == []
+        assert sorted(others) == [[name] for name in sorted(SPOILT)]

@@ -33,6 +33,7 @@ def test_a_saved_cost_comes_back_as_it_was(tmp_path):
         '{"a": -1, "b": 1}',
         '{"a": NaN, "b": 1}',
         '{"a": 0, "b": 0}',
+        '{"a": 1e308, "b": 1}',
         f'{{"a": {10**400}, "b": 1}}',
         "[" * 100_000,
     ],

@@ -371,7 +371,11 @@ def test_a_plan_that_is_refused_names_its_line(tmp_path):
     path.write_text("from vlshard import Mesh\n\ndef plan(world):\n    return Mesh(dp=world - 2)\n")
     with pytest.raises(PlanError) as error:
         load_plan(str(path), 2)
-    assert str(error.value) == f"mesh axis dp=0: a size is at least 1\n  {path}:4"
+    assert str(error.value).splitlines() == [
+        "mesh axis dp=0: a size is at least 1",
+        f"  {path}:4",
+        "  raised by plan(2), for a world of 2 ranks",
+    ]
 
 
 def test_a_plan_is_found_by_module_too():

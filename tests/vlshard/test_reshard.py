@@ -1,5 +1,6 @@
 import gc
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,3 +117,9 @@ def test_a_mesh_of_sizes_only_is_refused():
         "a MeshShape has no ranks to send between\n"
         "  MeshShape(cp=2) is sizes only; make a Mesh on the running ranks"
     )
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(TypeError) as error:
+        bound_program(np.zeros((4, 2)), "t@cp d -> t d", MESH, {})
+    assert str(error.value) == "a torch.Tensor is resharded, not a numpy.ndarray"

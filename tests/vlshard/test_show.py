@@ -214,6 +214,13 @@ PlanError: mesh axis dp=0: a size is at least 1
 """,
         ),
         (
+            ["(img s)@cp", "--unit", "4"],
+            """\
+LayoutError: --unit is for segments, of which there are none
+  fix: give their lengths too, --lengths 24,16,48, or leave it out
+""",
+        ),
+        (
             ["b s", "--sizes", "b=1,s"],
             """\
 LayoutError: 's' is no size of a dim
@@ -352,6 +359,18 @@ def check(*arguments):
 def test_check_says_that_a_plan_fits(capsys):
     assert check("plans/vision_cp_ulysses.py", "--world", "4") == 0
     assert capsys.readouterr().out == "plans/vision_cp_ulysses.py fits: 4 ranks as dp=2 cp=2\n"
+
+
+def test_check_says_where_a_mode_has_nothing_to_do(capsys, tmp_path):
+    plan = Path("plans/vision_cp_colossal.py").read_text()
+    path = tmp_path / "dealt.py"
+    path.write_text(plan.replace("(img@dp.home s)@cp c", "(img@dp.home@cp.balance s) c"))
+    assert check(str(path), "--world", "4") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path} fits: 4 ranks as dp=2 cp=2",
+        "  gather('cp') of vision sends nothing over cp: vision.patches has no segment that is cut "
+        "over it",
+    ]
 
 
 def test_check_prints_every_fault(capsys, tmp_path):
