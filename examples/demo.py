@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="of the data, the weights, the order")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--plan", default="plans/vision_cp_ulysses.py", help="file or module")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder, made anew")
     options = parser.parse_args(arguments)

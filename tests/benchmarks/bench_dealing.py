@@ -185,7 +185,7 @@ def timed(block: VisionBlock, at, config: Config) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     chosen = parser.parse_args()
     if inside_ranks():
         dist.init_process_group("gloo")
