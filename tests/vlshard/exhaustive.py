@@ -7,8 +7,8 @@
 - Layouts that DTensor can say: no program sends more than DTensor does.
 
 ``--draw N`` takes N pairs of each set, as ``make test`` does; without it every pair is checked,
-with all Packings on up to four ranks and with one of them in turn on more, and 300 of each set are
-simulated.
+with all Packings on up to four ranks and with one of them in turn on more (``--seed 1`` and ``2``
+turn to the others), and 300 of each set are simulated.
 """
 
 import argparse
