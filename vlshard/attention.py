@@ -163,7 +163,7 @@ def _batches_of(
     if cut is None or sum(cut) != len(x):
         return [each.take(x) for each in windows]
     parts: Sequence[Tensor] = torch.split(x, cut)
-    shapes = [(-1, each.length, *x.shape[1:]) for each in windows]
+    shapes = [(len(each.starts), each.length, *x.shape[1:]) for each in windows]
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

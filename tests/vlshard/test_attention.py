@@ -71,3 +71,17 @@ def test_local_text_attention_is_causal_per_row():
         *(x.flatten(0, 1).double() for _ in "qkv"), Runs.segments([5] * 3, causal=True)
     )
     torch.testing.assert_close(out.flatten(0, 1).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_queries_without_keys_between_others_are_zero():
+    runs = Runs((0, 2, 5), (2, 3, 1), (0, 2, 2), (2, 0, 3))
+    draw = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(n, 2, 8, generator=draw, requires_grad=True) for n in (6, 5, 5))
+    out = segmented_attention(q, k, v, runs)
+    out.square().sum().backward()
+    assert torch.equal(out[2:5], torch.zeros(3, 2, 8))
+    assert torch.equal(q.grad[2:5], torch.zeros(3, 2, 8))
+    for rows, keys in ((slice(0, 2), slice(0, 2)), (slice(5, 6), slice(2, 5))):
+        only = Runs((0,), (rows.stop - rows.start,), (0,), (keys.stop - keys.start,))
+        alone = segmented_attention(q[rows], k[keys], v[keys], only)
+        torch.testing.assert_close(out[rows], alone)
