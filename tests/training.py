@@ -28,7 +28,7 @@ class Outcome:
       losses: loss of each step, summed over ranks.
       norms: gradient norm of each step, before clipping.
       gradients: raw gradients of the first step, whole; None where there is none.
-      faults: what is wrong with them, where they were compared instead of gathered.
+      faults: what is wrong with them, where they were compared instead of gathered; else None.
       weights: weights after the last step, whole.
       patches: per step, patch rows of each rank.
       tokens: per step, token positions of each rank.
@@ -37,7 +37,7 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+    faults: list[str] | None = None
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     patches: list[list[int]] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
@@ -194,24 +194,16 @@ def sharded_faults(model: torch.nn.Module, expected: Outcome) -> list[str]:
 def _off(name: str, gradient: torch.Tensor | None, right: torch.Tensor | None) -> tuple:
     """Squared distance of a gradient, and values in rows that nothing reads.
 
-    Of a DTensor it is this rank's part of them: the sum over all ranks is the whole.
+    Of a DTensor it is this rank's part of them: the sum over all ranks is the whole, or more than
+    that where there are copies.
     """
     if gradient is None or right is None:
         return (0.0 if gradient is right else float("inf")), 0.0
-    copies = 1
     if isinstance(gradient, DTensor):
-        mesh, placements = gradient.device_mesh, gradient.placements
-        right = distribute_tensor(right, mesh, placements, src_data_rank=None).to_local()
-        gradient, shards = (
-            gradient.to_local(),
-            math.prod(
-                size
-                for size, placement in zip(mesh.shape, placements, strict=True)
-                if placement.is_shard()
-            ),
-        )
-        copies = dist.get_world_size() // shards
-    distance = float((gradient.double() - right.double()).square().sum()) / copies
+        placed = gradient.device_mesh, gradient.placements
+        right = distribute_tensor(right, *placed, src_data_rank=None).to_local()
+        gradient = gradient.to_local()
+    distance = float((gradient.double() - right.double()).square().sum())
     if "embed_tokens" not in name and "experts" not in name:
         return distance, 0.0
     unread = (right == 0).flatten(1).all(1)

@@ -120,7 +120,7 @@ class Runs:
         """Where each query's result lies in the batches' order; None if they keep the order."""
         rows = [batch.q.rows for batch in self.batches]
         order = np.concatenate([np.empty(0, np.int64), *rows])
-        return None if np.all(np.diff(order) == 1) else Windows(np.argsort(order), 1)
+        return None if self.q_cut is not None else Windows(np.argsort(order), 1)
 
     @cached_property
     def packed_keys(self) -> Windows:
