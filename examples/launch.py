@@ -13,7 +13,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from vlshard.agree import AgreedError
+from vlshard.comm import AgreedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 TIMEOUT = datetime.timedelta(minutes=10)

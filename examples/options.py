@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Self
 
-from vlshard.agree import AgreedError
+from vlshard.comm import AgreedError
 
 
 @dataclass(frozen=True)

@@ -26,19 +26,14 @@ from model.checkpoint import (
     save_checkpoint,
 )
 from model.config import Config, ConfigError, load_config
-from model.images import ImageReader
-from model.init import fill
-from model.inputs import ModelInputs
-from model.loader import DATA_ERRORS, Batch, Loader, Reading
-from model.measure import keep_cost, kept_cost, measure_cost
-from model.modules import Qwen3VLMoe, refuse_expert_widths
-from model.rows import RowFile
-from vlshard.adapt import shard_model
-from vlshard.agree import AgreedError, agree, together
-from vlshard.errors import ShardError, nearest
-from vlshard.norm import clip_gradients, grad_norm, local_part
-from vlshard.plan import BoundPlan, load_plan
+from model.data import DATA_ERRORS, Batch, ImageReader, Loader, ModelInputs, Reading, RowFile
+from model.modules import Qwen3VLMoe, fill, refuse_expert_widths
+from model.training import keep_cost, kept_cost, measure_cost
+from vlshard import BoundPlan, ShardError, load_plan, shard_model
+from vlshard.comm import AgreedError, agree, together
+from vlshard.language import nearest
 from vlshard.pytree import tree_map
+from vlshard.storage import clip_gradients, grad_norm, local_part
 
 KNOWN_ERRORS = (*DATA_ERRORS, ConfigError, CheckpointError)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -170,7 +165,14 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
         refuse_expert_widths(job.config, DTYPES[settings.dtype])
         model = Qwen3VLMoe(job.config, job.bound.plan.checkpoint)
         freeze(model, settings.freeze)
-    shard_model(model, job.bound, compute_dtype=DTYPES[settings.dtype], device_type=device.type)
+    shard_model(
+        model,
+        job.bound.storages,
+        job.bound.mesh,
+        lookups=job.config.lookups(),
+        compute_dtype=DTYPES[settings.dtype],
+        device_type=device.type,
+    )
     model.to_empty(device=device)
     with together(*KNOWN_ERRORS):
         if has_weights(settings.model):

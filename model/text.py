@@ -14,7 +14,7 @@ from model.moe import Load, moe
 from model.params import AttentionParams, MlpParams, MoeParams, TextBlockParams
 from model.rope import Rope, rotate
 from model.vision import heads
-from vlshard.boundaries import Boundaries
+from vlshard import Boundaries
 
 
 def embed_tokens(

@@ -18,7 +18,7 @@ from model.params import (
     VisionBlockParams,
 )
 from model.rope import Rope, rotate
-from vlshard.boundaries import Boundaries
+from vlshard import Boundaries
 
 NORM_EPS = 1e-6
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vlshard import Mesh, PlanError, fsdp, gather, hybrid, replicate, ulysses
-from vlshard.settings import Mode, Storage
+from vlshard import Mesh, Mode, PlanError, Storage, fsdp, gather, hybrid, replicate, ulysses
 
 
 @dataclass(frozen=True)

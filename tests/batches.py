@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from model.config import Config
-from model.sample import Sample
+from model.config.config import Config
+from model.data.sample import Sample
 
 TEXT_IDS = (10, 90)
 

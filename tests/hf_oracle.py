@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
-from model.config import Config
-from model.modules import Qwen3VLMoe
-from model.sample import IGNORED
+from model.config.config import Config
+from model.data.sample import IGNORED
+from model.modules.qwen3_vl_moe import Qwen3VLMoe
 from tests.tiny import IMAGE, VIDEO, Batch
-from vlshard.header import Grid
+from vlshard.plan.header import Grid
 
 
 def hf_model(raw: Mapping[str, Any], seed: int = 0) -> Qwen3VLMoeForConditionalGeneration:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.config import Config
-from model.sample import Sample
-from vlshard.header import Grid
+from model.config.config import Config
+from model.data.sample import Sample
+from vlshard.plan.header import Grid
 
 RAW = {
     "model_type": "qwen3_vl_moe",

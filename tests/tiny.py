@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.config import Config
-from model.inputs import ModelInputs, build_inputs
-from model.sample import IGNORED, Sample, sample_facts
-from vlshard.boundaries import LocalBoundaries, local_boundaries
-from vlshard.header import Grid, StepHeader, make_headers, whole_share
+from model.config.config import Config
+from model.data.inputs import ModelInputs, build_inputs
+from model.data.sample import IGNORED, Sample, sample_facts
+from vlshard.plan.boundaries import LocalBoundaries, local_boundaries
+from vlshard.plan.header import Grid, StepHeader, make_headers, whole_share
 from vlshard.pytree import tree_leaves
 
 IMAGE, VIDEO, START, END = 90, 91, 92, 93

@@ -7,17 +7,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from model.config import Config
-from model.init import fill
-from model.inputs import build_inputs
-from model.modules import Qwen3VLMoe
-from model.sample import sample_facts
+from model.config.config import Config
+from model.data.inputs import build_inputs
+from model.data.sample import sample_facts
+from model.modules.init import fill
+from model.modules.qwen3_vl_moe import Qwen3VLMoe
 from tests.batches import Batch
-from vlshard.adapt import shard_model
-from vlshard.boundaries import local_boundaries
-from vlshard.header import make_headers, whole_share
-from vlshard.norm import clip_gradients, grad_norm
-from vlshard.plan import load_plan
+from vlshard.plan.boundaries import local_boundaries
+from vlshard.plan.header import make_headers, whole_share
+from vlshard.plan.plan import load_plan
+from vlshard.storage.norm import clip_gradients, grad_norm
+from vlshard.storage.shard_model import shard_model
 
 
 @dataclass
@@ -77,7 +77,12 @@ class Run:
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(not any(name.startswith(part) for part in freeze))
         if self.bound is not None:
-            shard_model(self.model, self.bound)
+            shard_model(
+                self.model,
+                self.bound.storages,
+                self.bound.mesh,
+                lookups=self.bound.config.lookups(),
+            )
             self.model.to_empty(device="cpu")
         fill(self.model, config, seed)
         self.outcome = Outcome()

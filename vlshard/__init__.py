@@ -1,34 +1,47 @@
 """Typed shard specs: write down where a tensor lives, and let a planner move it."""
 
-from vlshard.adapt import shard_model
-from vlshard.advise import Advice, advise_patches
-from vlshard.boundaries import Boundaries, Pending, local_boundaries
-from vlshard.bridges import from_dtensor, to_dtensor
-from vlshard.errors import LayoutError, PlanError, ShardError, SpecError
-from vlshard.flight import start
-from vlshard.header import SampleFacts, Share, StepHeader
-from vlshard.layout import Layout, layout
-from vlshard.mesh import Mesh, MeshShape
-from vlshard.mesh_in_use import use_mesh
-from vlshard.packing import Packing
-from vlshard.plan import BoundPlan, Plan, load_plan
-from vlshard.program import Program
-from vlshard.pytree import pytree
-from vlshard.reshard import reshard
-from vlshard.settings import fsdp, gather, hybrid, replicate, ring, ulysses
-from vlshard.sharded import Sharded
-from vlshard.spec import Spec, spec
-from vlshard.steps import (
+from vlshard.attention import Heads, Kernel, Mode, gather, hybrid, ring, ulysses
+from vlshard.comm import Mesh, Pending, from_dtensor, reshard, start, to_dtensor
+from vlshard.language import (
+    Layout,
+    LayoutError,
+    MeshShape,
+    Packing,
+    PlanError,
+    ShardError,
+    Spec,
+    SpecError,
+    layout,
+    placements,
+    spec,
+)
+from vlshard.plan import (
+    Advice,
+    Boundaries,
+    BoundPlan,
+    Plan,
+    SampleFacts,
+    Share,
+    StepHeader,
+    advise_patches,
+    load_plan,
+    local_boundaries,
+)
+from vlshard.programs import (
     AllGather,
     AllReduce,
     AllToAll,
     Exchange,
+    Program,
     ReduceScatter,
     Slice,
     Step,
     ZeroPad,
+    transition,
 )
-from vlshard.transition import transition
+from vlshard.pytree import pytree
+from vlshard.storage import Storage, fsdp, replicate, shard_model
+from vlshard.typed import Sharded, use_mesh
 
 __all__ = [
     "Advice",
@@ -38,10 +51,13 @@ __all__ = [
     "BoundPlan",
     "Boundaries",
     "Exchange",
+    "Heads",
+    "Kernel",
     "Layout",
     "LayoutError",
     "Mesh",
     "MeshShape",
+    "Mode",
     "Packing",
     "Pending",
     "Plan",
@@ -57,6 +73,7 @@ __all__ = [
     "SpecError",
     "Step",
     "StepHeader",
+    "Storage",
     "ZeroPad",
     "advise_patches",
     "from_dtensor",
@@ -66,6 +83,7 @@ __all__ = [
     "layout",
     "load_plan",
     "local_boundaries",
+    "placements",
     "pytree",
     "replicate",
     "reshard",

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from model.adapters import VisionBlock
-from model.config import Config
+from model.config.config import Config
+from model.modules.adapters import VisionBlock
 from model.rope import vision_rope
 from tests.benchmarks.launch import inside_ranks, on_ranks
 from tests.tiny import tiny_raw
@@ -33,9 +33,9 @@ from vlshard import (
     replicate,
     ulysses,
 )
-from vlshard.header import SampleFacts, make_headers
-from vlshard.settings import Mode
-from vlshard.step_boundaries import StepBoundaries
+from vlshard.attention.modes import Mode
+from vlshard.plan.header import SampleFacts, make_headers
+from vlshard.plan.step_boundaries import StepBoundaries
 
 UNIT, SHRINK = 4, 16
 RELEASED = {

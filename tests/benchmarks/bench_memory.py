@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from model.adapters import VisionTower
-from model.config import Config
-from model.init import fill
-from model.inputs import VisionInputs
-from model.positions import coords_of_patches, corners_of_patches
+from model.config.config import Config
+from model.data.inputs import VisionInputs
+from model.data.positions import coords_of_patches, corners_of_patches
+from model.modules.adapters import VisionTower
+from model.modules.init import fill
 from tests.benchmarks.launch import inside_ranks, on_ranks
 from tests.benchmarks.live_bytes import LiveBytes
 from tests.tiny import tiny_raw
 from vlshard import Mesh, Plan, gather, replicate, ring, ulysses
-from vlshard.header import SampleFacts, make_headers
+from vlshard.plan.header import SampleFacts, make_headers
 
 SIDE = 64
 VISION = {

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from model.config import Config
+from model.config.config import Config
 from model.params import AttentionParams, LinearParams
 from model.rope import Rope, rotate, vision_rope
 from model.vision import heads, vision_attention
@@ -27,8 +27,8 @@ from tests.benchmarks.launch import inside_ranks
 from tests.benchmarks.slow_link import LinkError, run_on_link
 from tests.tiny import tiny_raw
 from vlshard import Mesh, Plan, gather, replicate, ulysses
-from vlshard.header import SampleFacts, make_headers
-from vlshard.plan import StepBoundaries
+from vlshard.plan.header import SampleFacts, make_headers
+from vlshard.plan.step_boundaries import StepBoundaries
 
 RATES = {"1 Gbit/s": 1_000_000_000, "200 Mbit/s": 200_000_000, "no limit": 0}
 # Patches and their width: a wider patch has more to multiply for each byte that travels.

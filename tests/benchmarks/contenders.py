@@ -12,15 +12,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model.config import Config
-from model.inputs import ModelInputs, build_inputs
-from model.modules import Qwen3VLMoe
-from model.sample import Sample
+from model.config.config import Config
+from model.data.inputs import ModelInputs, build_inputs
+from model.data.sample import Sample
+from model.modules.qwen3_vl_moe import Qwen3VLMoe
 from tests.benchmarks.workloads import BATCH, CLIP, OPTIMIZER, Drawn, Workload, draw_sample, weight
-from vlshard.adapt import shard_model
-from vlshard.header import SampleFacts, make_headers
-from vlshard.norm import clip_gradients
-from vlshard.plan import StepBoundaries, load_plan
+from vlshard.plan.header import SampleFacts, make_headers
+from vlshard.plan.plan import load_plan
+from vlshard.plan.step_boundaries import StepBoundaries
+from vlshard.storage.norm import clip_gradients
+from vlshard.storage.shard_model import shard_model
 
 
 @torch.no_grad()
@@ -43,7 +44,12 @@ class UnderPlan:
         self.bound = load_plan(f"plans/{plan}.py", world).bind(self._config, world)
         with torch.device("meta"):
             self.model = Qwen3VLMoe(self._config, self.bound.plan.checkpoint)
-        shard_model(self.model, self.bound)
+        shard_model(
+            self.model,
+            self.bound.storages,
+            self.bound.mesh,
+            lookups=self.bound.config.lookups(),
+        )
         self.model.to_empty(device="cpu")
         set_weights(self.model)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), **OPTIMIZER)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from vlshard import transport
+from vlshard.comm import transport
 
 
 @contextmanager

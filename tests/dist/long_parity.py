@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from model.config import Config
+from model.config.config import Config
 from tests.batches import batches
 from tests.dist.ranks import Ranks
 from tests.plan_names import FOUR_RANKS_ONLY, MAIN_PLANS, OTHER_PLANS

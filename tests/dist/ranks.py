@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120
 GRACE_SECONDS = 3
-PRELOADED = ("torch.distributed.fsdp", "vlshard", "model.modules", "model.inputs")
+PRELOADED = ("torch.distributed.fsdp", "vlshard", "model.modules", "model.data")
 
 
 class RankError(AssertionError):

@@ -1,7 +1,7 @@
 import pytest
 import torch.distributed as dist
 
-from vlshard.agree import MAX_BYTES, AgreedError, agree, raise_together, together
+from vlshard.comm.agreement import AgreedError, MAX_BYTES, agree, raise_together, together
 
 
 def own_facts():

@@ -12,11 +12,11 @@ import torch
 
 from tests.dist.events import messages, recorded
 from vlshard import Mesh, Packing, gather, hybrid, layout, ring, ulysses
-from vlshard.header import Share
-from vlshard.row_move import RowMove
-from vlshard.schedule import Site, schedule
-from vlshard.settings import Heads, Mode
-from vlshard.step_boundaries import StepBoundaries
+from vlshard.plan.header import Share
+from vlshard.comm.row_move import RowMove
+from vlshard.attention.schedule import Site, schedule
+from vlshard.attention.modes import Heads, Mode
+from vlshard.plan.step_boundaries import StepBoundaries
 
 # Frames in patches (merge units of 4) and the data rank that reads each.
 SEGMENTS = {

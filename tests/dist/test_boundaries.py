@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.config import Config
+from model.config.config import Config
 from tests.batches import Builder
 from tests.tiny import tiny_config
 from tests.training import Run

@@ -8,9 +8,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import zeros as dtensor_zeros
 
-from model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from model.init import fill
-from model.shards import stored_block, write_block
+from model.checkpoint.headers import CheckpointError
+from model.checkpoint.save_load import load_checkpoint, save_checkpoint
+from model.modules.init import fill
+from model.modules.shards import stored_block, write_block
 from tests.tables import CONFIG
 
 
@@ -142,7 +143,7 @@ def fail_to_write(target):
         return save_file(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.checkpoint.save_file", once)
+        patch.setattr("model.checkpoint.save_load.save_file", once)
         try:
             save_checkpoint(sharded(mesh).items(), target, CONFIG, shard_bytes=200_000)
         except CheckpointError as error:

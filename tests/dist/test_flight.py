@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from tests.dist.events import recorded
 from tests.dist.test_several_steps import DYNAMO_LOOKS
 from vlshard import Mesh
-from vlshard.flight import start, start_rows
-from vlshard.moves import plan_moves
-from vlshard.reshard import reshard
+from vlshard.comm.flight import start, start_rows
+from vlshard.programs.moves import plan_moves
+from vlshard.comm.reshard import reshard
 
 ARROWS = [
     "t@cp h d -> t h@cp d",

@@ -5,11 +5,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from model.config import Config
+from model.config.config import Config
 from tests.batches import batches
 from tests.tiny import tiny_config
 from tests.training import Run, gradient_faults
-from vlshard.gloo import LARGE, MOST, Buffers, GlooAllGather, GlooReduceScatter
+from vlshard.storage.fsdp_collectives import Buffers, GlooAllGather, GlooReduceScatter, LARGE, MOST
 
 
 def gathered(in_place):

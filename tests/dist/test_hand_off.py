@@ -8,15 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from model.config import Config
-from model.inputs import build_inputs
-from model.sample import sample_facts
+from model.config.config import Config
+from model.data.inputs import build_inputs
+from model.data.sample import sample_facts
 from model.text import add_visual, place_visual
 from tests.batches import Builder, batches
 from tests.tiny import tiny_config
 from tests.training import Run
-from vlshard import Mesh, Plan, gather, replicate, transport
-from vlshard.header import make_headers
+from vlshard import Mesh, Plan, gather, replicate
+from vlshard.comm import transport
+from vlshard.plan.header import make_headers
 
 WIDTH = 64
 LEVELS = 3

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from model.config import Config
+from model.config.config import Config
 from tests.batches import Builder, batches
 from tests.tiny import tiny_raw
 from tests.training import Outcome, Run

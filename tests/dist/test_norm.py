@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from vlshard.norm import clip_gradients, grad_norm, local_part
+from vlshard.storage.norm import clip_gradients, grad_norm, local_part
 
 DENSE = torch.tensor([[1.0, 2.0], [0.0, 2.0], [0.0, 0.0], [0.0, 0.0]])  # norm 3
 EXPERTS = torch.tensor([[2.4, 0.0], [0.0, 3.2]])  # norm 4, 2.4 and 3.2 by expert

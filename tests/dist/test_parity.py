@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from model.config import Config
+from model.config.config import Config
 from tests.batches import batches
 from tests.plan_names import MAIN_PLANS, OTHER_PLANS
 from tests.tiny import tiny_config

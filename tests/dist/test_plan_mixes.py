@@ -9,12 +9,12 @@ from functools import cache
 import pytest
 import torch
 
-from model.config import Config
+from model.config.config import Config
 from tests.batches import Builder, batches
 from tests.tiny import tiny_raw
 from tests.training import Outcome, Run, gradient_faults
-from vlshard.header import SampleFacts, make_headers
-from vlshard.plan import load_plan
+from vlshard.plan.header import SampleFacts, make_headers
+from vlshard.plan.plan import load_plan
 
 SEED = 5
 SPREAD = {"initializer_range": 0.08}

@@ -11,13 +11,14 @@ import torch.distributed as dist
 
 from tests import oracle
 from tests.oracle import Case, Cut, Dim, Size, Spec
-from vlshard.layout import layout
-from vlshard.mesh import Mesh, MeshShape
-from vlshard.packing import Packing
-from vlshard.program import Program
-from vlshard.reshard import lower, reshard
-from vlshard.spec import arrow, spec
-from vlshard.transition import transition
+from vlshard.language.layout import layout
+from vlshard.comm.mesh import Mesh
+from vlshard.language.mesh_shape import MeshShape
+from vlshard.language.packing import Packing
+from vlshard.programs.program import Program
+from vlshard.comm.reshard import lower, reshard
+from vlshard.language.spec import arrow, spec
+from vlshard.programs.transition import transition
 
 MESHES = {"cp2": {"cp": 2}, "dp2": {"dp": 2}, "cp4": {"cp": 4}, "dp2cp2": {"dp": 2, "cp": 2}}
 KINDS = ("plain", "pack", "fused", "plain plain", "pack plain", "fused plain", "pack fused")

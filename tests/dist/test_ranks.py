@@ -24,7 +24,7 @@ def hang_on_first():
 
 
 def wrong_shape():
-    from vlshard.attention import Runs, segmented_attention
+    from vlshard.attention.runs import Runs, segmented_attention
 
     x = torch.zeros(2, 3)
     segmented_attention(x, x, x, Runs.segments([2]))

@@ -8,12 +8,12 @@ import torch
 from torch.autograd import forward_ad
 import torch.distributed as dist
 
-from vlshard.collectives import all_reduce, exchange_rows
-from vlshard.errors import LayoutError
-from vlshard.mesh import Mesh
-from vlshard.moves import plan_moves
-from vlshard.reshard import reshard
-from vlshard.transport import Landing, launch_messages, launch_single
+from vlshard.comm.collectives import all_reduce, exchange_rows
+from vlshard.language.errors import LayoutError
+from vlshard.comm.mesh import Mesh
+from vlshard.programs.moves import plan_moves
+from vlshard.comm.reshard import reshard
+from vlshard.comm.transport import Landing, launch_messages, launch_single
 
 HAVE = [np.arange(0, 5), np.arange(5, 5), np.arange(5, 7), np.arange(7, 12)]
 WANT = [np.array([11, 3]), np.array([0, 11, 6]), np.arange(12), np.arange(0)]

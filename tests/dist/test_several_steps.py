@@ -8,9 +8,9 @@ import torch.distributed as dist
 from jaxtyping import config
 from torch.utils.checkpoint import checkpoint
 
-from vlshard.layout import layout
-from vlshard.mesh import Mesh
-from vlshard.reshard import reshard
+from vlshard.language.layout import layout
+from vlshard.comm.mesh import Mesh
+from vlshard.comm.reshard import reshard
 
 MESH = {"dp": 2, "cp": 2}
 # Each of two steps or more; the left is cut evenly or whole.

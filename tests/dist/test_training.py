@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from model.config import Config
+from model.config.config import Config
 from tests.batches import Builder, batches
 from tests.tiny import tiny_config
 from tests.training import Run, full, gradient_faults

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from vlshard.cli import main
+from vlshard.cli.main import main
 
 PAGES = sorted(Path("docs").glob("*.md"))
 SHOWN = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?|```console\n(.*?)```", re.DOTALL)

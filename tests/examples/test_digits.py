@@ -13,9 +13,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from examples.digits import draw_noise, main, write_data
 from examples.read_digits import Reader, score, stand_alone
-from model.config import load_config
-from model.images import ImageReader
-from model.rows import RowFile
+from model.config.config import load_config
+from model.data.images import ImageReader
+from model.data.rows import RowFile
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from examples.options import Settings
 from examples.progress import Journal, StepRecord, check_picture
-from vlshard.agree import AgreedError
+from vlshard.comm.agreement import AgreedError
 
 REQUIRED = "--plan p.py --model m --data d.jsonl --steps 10 --batch 4".split()
 

@@ -20,13 +20,13 @@ from transformers import AutoImageProcessor, Qwen3VLMoeForConditionalGeneration
 from examples.launch import INTERRUPTED, Interruption
 from examples.options import Settings
 from examples.train import Trainer, build_model, prepare, train
-from model.config import load_config
-from model.loader import Loader
-from model.measure import kept_cost
-from model.sample import IGNORED
+from model.config.config import load_config
+from model.data.loader import Loader
+from model.data.sample import IGNORED
+from model.training.measure import kept_cost
 from tests.hf_oracle import hf_model, hf_outcome
 from tests.tiny import image, make_batch, sample, tiny_raw
-from vlshard.agree import AgreedError
+from vlshard.comm.agreement import AgreedError
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from model.params import (
 from model.rope import rotate, slot_axes, text_rope, vision_rope
 from model.text import add_visual, embed_tokens, labelled_rows, place_visual, rms_norm, sparse_mlp
 from model.vision import embed_patches, merge_patches, merge_units, vision_attention
-from vlshard.boundaries import local_boundaries
+from vlshard.plan.boundaries import local_boundaries
 
 ROOT = Path(__file__).parents[2]
 CORES = ("params", "rope", "vision", "moe", "text", "loss")
@@ -186,7 +186,7 @@ def imports_of(name: str) -> set[str]:
 @pytest.mark.parametrize("name", CORES)
 def test_cores_know_no_mesh_and_no_module(name: str):
     roots = {"einops", "jaxtyping", "torch", "typing", "collections"}
-    allowed = {"vlshard.boundaries.Boundaries", "vlshard.pytree.pytree"}
+    allowed = {"vlshard.Boundaries", "vlshard.pytree.pytree"}
     others = {
         imported
         for imported in imports_of(name) - allowed

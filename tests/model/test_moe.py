@@ -3,14 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.moe import (
-    Load,
-    expert_ends,
-    load_balance,
-    moe,
-    refuse_widths,
-    route,
-)
+from model.moe import Load, expert_ends, load_balance, moe, refuse_widths, route
 from model.params import MoeParams
 
 E, M, W, K = 8, 16, 24, 2

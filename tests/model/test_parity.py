@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from model.config import Config
-from model.inputs import build_inputs
-from model.modules import Qwen3VLMoe
-from model.sample import IGNORED, Sample
+from model.config.config import Config
+from model.data.inputs import build_inputs
+from model.data.sample import IGNORED, Sample
+from model.modules.qwen3_vl_moe import Qwen3VLMoe
 from tests.hf_oracle import (
     assert_gradients_agree,
     assert_outcomes_agree,
@@ -24,8 +24,8 @@ from tests.hf_oracle import (
     our_outcome,
 )
 from tests.tiny import Shapes, frame, image, make_batch, sample, tiny_raw
-from vlshard.boundaries import local_boundaries
-from vlshard.header import Share
+from vlshard.plan.boundaries import local_boundaries
+from vlshard.plan.header import Share
 
 WIDE, TALL, ONE, SQUARE, CLIP = (1, 4, 6), (1, 6, 2), (1, 2, 2), (1, 4, 4), (2, 2, 4)
 TEXT = sample([3, 1, 4, 1, 5, 9, 2, 6, 5, 35])

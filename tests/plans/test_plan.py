@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.config import Config
+from model.config.config import Config
 from tests.plan_names import FOUR_RANKS_ONLY, MAIN_PLANS, OTHER_PLANS
 from tests.tiny import tiny_config, tiny_raw
 from vlshard import Mesh, Plan, PlanError, fsdp, gather, hybrid, replicate, ring, ulysses
-from vlshard.header import SampleFacts, make_headers
-from vlshard.plan import load_plan
-from vlshard.settings import Storage
+from vlshard.plan.header import SampleFacts, make_headers
+from vlshard.plan.plan import load_plan
+from vlshard.storage.declared import Storage
 
 EVERY_RANK_READS = ("baseline_dp", "vision_dp1", "vision_hsdp")
 PATCHES = "(img@dp.home s)@cp c"

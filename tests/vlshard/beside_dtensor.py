@@ -13,8 +13,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached
 
-from vlshard.mesh_shape import MeshShape
-from vlshard.transition import transition
+from vlshard.language.mesh_shape import MeshShape
+from vlshard.programs.transition import transition
 
 PLACES = [Replicate(), Shard(0), Shard(1), Partial()]
 SHAPE = (48, 48)

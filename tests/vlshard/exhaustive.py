@@ -24,9 +24,9 @@ from tests.cheapest import cheapest
 from tests.oracle import Case, Size
 from tests.simulator import simulate
 from tests.vlshard import beside_dtensor
-from vlshard.mesh_shape import MeshShape
-from vlshard.packing import Packing
-from vlshard.transition import transition
+from vlshard.language.mesh_shape import MeshShape
+from vlshard.language.packing import Packing
+from vlshard.programs.transition import transition
 
 MESHES = [
     *({"cp": n} for n in (2, 3, 4)),

@@ -13,8 +13,8 @@ from random import Random
 from types import FrameType
 
 from tests.vlshard.texts import slipped, soup, valid_arrow, valid_spec
-from vlshard.errors import SpecError
-from vlshard.spec import arrow, spec
+from vlshard.language.errors import SpecError
+from vlshard.language.spec import arrow, spec
 
 SECONDS = 2.0
 

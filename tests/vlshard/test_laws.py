@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vlshard.fuzz import fuzz
-from vlshard.dims import Packed
-from vlshard.layout import layout
-from vlshard.mesh_shape import MeshShape
-from vlshard.packing import Packing
+from vlshard.language.dims import Packed
+from vlshard.language.layout import layout
+from vlshard.language.mesh_shape import MeshShape
+from vlshard.language.packing import Packing
 
 LAWS = settings(derandomize=True, database=None, deadline=None, max_examples=200)
 FEW = settings(LAWS, max_examples=40)

@@ -1,0 +1,182 @@
+"""Hugging Face folders: loaded into parameters whole or sharded, and written from them."""
+
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from model.checkpoint.export import (
+    SHARD_BYTES,
+    Recipe,
+    check_target,
+    make_recipe,
+    make_sibling,
+    put_in_place,
+    write_settings,
+)
+from model.checkpoint.folder import LAYOUTS, Checkpoint, check_checkpoint, check_parameters
+from model.checkpoint.headers import CheckpointError, has_weights
+from model.config import Config
+from model.modules import Block, Target, named_parameters, write_block
+from vlshard.comm import AgreedError, Group, agree, together
+
+__all__ = [
+    "LAYOUTS",
+    "Checkpoint",
+    "CheckpointError",
+    "check_checkpoint",
+    "check_target",
+    "has_weights",
+    "load_checkpoint",
+    "save_checkpoint",
+]
+
+
+def load_checkpoint(
+    target: Target, folder: str | Path, config: Config, expert_layout: str | None = None
+) -> Checkpoint:
+    """Load a Hugging Face folder into parameters.
+
+    Each rank reads only the blocks that it stores. Nothing is sent between ranks.
+
+    Args:
+      target: a module whose parameters have Hugging Face names, or (name, tensor) pairs; plain
+        tensors or DTensors of any floating dtype and device.
+      folder: a Hugging Face folder with safetensors.
+      config: of the model.
+      expert_layout: layout of experts on disk where shapes cannot tell.
+    Returns: where each parameter lies.
+    Raises: CheckpointError that lists every fault, before any tensor is read.
+    """
+    checkpoint = check_checkpoint(folder, config, expert_layout)
+    parameters = named_parameters(target)
+    check_parameters(parameters, config)
+    for file, names in checkpoint.files.items():
+        with safe_open(checkpoint.folder / file, framework="pt") as opened:
+            for name in names:
+                part, swapped = opened.get_slice(name), checkpoint.entries[name].swapped
+                write_block(parameters[name], lambda at, p=part, s=swapped: _read(p, at, s))
+    return checkpoint
+
+
+def save_checkpoint(
+    target: Target,
+    folder: str | Path,
+    config: Config,
+    *,
+    source: str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    expert_layout: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    group: Group = None,
+) -> None:
+    """Write a Hugging Face folder that transformers loads.
+
+    A collective: every rank gathers the same tensors in the same order, and rank 0 holds one
+    file's tensors at a time and writes. The folder appears under its name when all of it is
+    written, or not at all. With a source that has weights, files, names, dtypes and layout of
+    experts are the source's; otherwise experts are written as released.
+
+    Args:
+      target: a module whose parameters have Hugging Face names, or (name, tensor) pairs; plain
+        tensors or DTensors.
+      folder: to be written; replaced if it is a checkpoint of this kind, or empty.
+      config: of the model; its ``raw`` is written back.
+      source: folder that the model came from: its tokenizer, processor, chat template and
+        generation settings are copied.
+      dtype: of all weights on disk; None keeps the source's, or else that of each tensor.
+      expert_layout: ``released`` or ``transposed``; needed where the source's shapes cannot tell.
+      shard_bytes: largest size of a file where there is no source to follow.
+      group: ranks that take part, on a backend with CPU tensors; None is all of them.
+    Raises: CheckpointError on every rank if the target may not be replaced, if the source does not
+      fit the config, or if writing failed; ValueError if the parameters are not the config's.
+    """
+    tensors = named_parameters(target)
+    check_parameters(tensors, config)
+    final, writer = Path(folder).resolve(), not dist.is_initialized() or dist.get_rank() == 0
+    source = None if source is None else Path(source)
+    recipe, work = None, None
+    try:
+        with _agreed(group):
+            if writer:
+                check_target(final)
+                recipe = make_recipe(tensors, config, source, dtype, expert_layout, shard_bytes)
+                work = make_sibling(final)
+        order = [list(piece.dtypes) for piece in recipe.pieces] if recipe else None
+        failure = _write_pieces(tensors, agree(order, group)[0], recipe, work)
+        with _agreed(group):
+            if failure is not None:
+                raise failure
+            if recipe is not None and work is not None:
+                write_settings(work, config, source, recipe)
+                put_in_place(work, final)
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _agreed(group: Group) -> Generator[None]:
+    """What fails in the block on one rank fails on all of them with one text."""
+    try:
+        with together(CheckpointError, OSError, SafetensorError, group=group):
+            yield
+    except AgreedError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _write_pieces(
+    tensors: Mapping[str, Tensor],
+    order: list[list[str]],
+    recipe: Recipe | None,
+    work: Path | None,
+) -> Exception | None:
+    """Gather all tensors on all ranks; write them where there is a recipe.
+
+    A failure to write is given back, not raised, so that this rank goes on gathering with the
+    others.
+    """
+    failure: Exception | None = None
+    for number, names in enumerate(order):
+        parts: dict[str, Tensor] = {}
+        for name in names:
+            whole = _whole(tensors[name])
+            if recipe is not None and failure is None:
+                dtype = recipe.pieces[number].dtypes[name]
+                parts[name] = _as_stored(whole, dtype, name in recipe.swapped)
+        if recipe is not None and work is not None and failure is None:
+            piece = recipe.pieces[number]
+            try:
+                save_file(parts, work / piece.file, piece.metadata)
+            except (OSError, SafetensorError) as error:
+                failure = error
+    return failure
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The whole of a parameter; a collective if it is sharded."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _as_stored(whole: Tensor, dtype: torch.dtype, swapped: bool) -> Tensor:
+    """A copy on the CPU, as it is written."""
+    whole = whole.transpose(1, 2) if swapped else whole
+    return whole.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _read(part: Any, block: Block, swapped: bool) -> Tensor:
+    """A block of a tensor on disk, in the model's layout."""
+    if any(at.start == at.stop for at in block):
+        return torch.zeros([at.stop - at.start for at in block])
+    if swapped:
+        return part[block[0], block[2], block[1]].transpose(1, 2)
+    return part[block]

@@ -1,0 +1,287 @@
+"""Batches, read one step ahead by a background thread, and agreed upon by all ranks."""
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from model.config import Config
+from model.data.images import ImageError
+from model.data.inputs import ModelInputs, build_inputs, images_touched
+from model.data.rows import RowError
+from model.data.sample import Sample, SampleError, sample_facts
+from vlshard import BoundPlan, SampleFacts, ShardError, StepHeader
+from vlshard.comm import Group, agree, raise_any, together
+from vlshard.plan import StepBoundaries, deal_rows, make_headers
+
+DATA_ERRORS = (RowError, ImageError, SampleError, ShardError, OSError)
+DECODERS = 2
+POLL_SECONDS = 0.1
+
+Source = tuple[Sample, Sequence[Path]]
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Where samples come from, by row; reading a row decodes no image."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def row(self, index: int) -> Source:
+        """The sample of a row and the paths of its images, in reading order."""
+        ...
+
+
+@runtime_checkable
+class Images(Protocol):
+    """Where pixels come from."""
+
+    def patches_of(self, paths: Sequence[Path]) -> list[Float[Tensor, "rows p"]]:
+        """The patch rows of each image."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which rows each step takes.
+
+    Attributes:
+      num_rows: rows of the data.
+      batch: rows of a step, over all ranks and micro-batches.
+      steps: number of steps.
+      micro_batch: rows per data-parallel rank and forward; None is all of a step's.
+      seed: of the order of rows, another one each time the data comes round.
+      shuffle: whether to shuffle at all; else rows come in file order.
+    """
+
+    num_rows: int
+    batch: int
+    steps: int
+    micro_batch: int | None = None
+    seed: int = 0
+    shuffle: bool = True
+
+    def rows(self, step: int) -> tuple[int, ...]:
+        """Rows of a step (counted from 0), in global order; data that ends starts again."""
+        places = range(step * self.batch, (step + 1) * self.batch)
+        return tuple(self._row(*divmod(place, self.num_rows)) for place in places)
+
+    def _row(self, epoch: int, place: int) -> int:
+        return _order(self.num_rows, self.seed, epoch)[place] if self.shuffle else place
+
+
+@lru_cache(maxsize=4)
+def _order(num_rows: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The shuffled rows of one pass over the data."""
+    return tuple(np.random.default_rng([seed, epoch]).permutation(num_rows).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """One forward pass of this rank: what all ranks know of it, its boundaries, its tensors."""
+
+    header: StepHeader
+    at: StepBoundaries
+    inputs: ModelInputs
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step of this rank.
+
+    Attributes:
+      step: number of the step, from 1.
+      parts: its micro-batches.
+      vision_rows: patches that each rank pushes through the vision tower.
+      text_rows: token positions, padding included, that each rank pushes through the decoder.
+    """
+
+    step: int
+    parts: tuple[MicroBatch, ...]
+    vision_rows: tuple[int, ...]
+    text_rows: tuple[int, ...]
+
+    @property
+    def headers(self) -> tuple[StepHeader, ...]:
+        """Headers of the micro-batches."""
+        return tuple(part.header for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all ranks, without padding."""
+        return sum(sample.tokens for part in self.parts for sample in part.header.samples)
+
+    @property
+    def images(self) -> int:
+        """Images (or videos) of all ranks."""
+        return sum(len(sample.grids) for part in self.parts for sample in part.header.samples)
+
+
+class Loader:
+    """Iterates over batches; a context manager that ends its thread.
+
+    Each step the thread reads the rows of its data-parallel rank, tells the others what is in
+    them, and decodes the images that the plan gives this rank rows of. What goes wrong on any
+    rank is raised on all of them at the step to which it belongs, with one text.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        rows: Rows,
+        images: Images,
+        config: Config,
+        bound: BoundPlan,
+        group: Group = None,
+    ) -> None:
+        """Start reading.
+
+        Args:
+          reading: which rows each step takes.
+          rows: the data.
+          images: where pixels come from.
+          config: of the model.
+          bound: the plan, bound to the model and this world.
+          group: a gloo group of all ranks that nothing else uses; None without other ranks.
+        """
+        self._reading, self._rows, self._images = reading, rows, images
+        self._config, self._bound, self._group = config, bound, group
+        self._queue: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=1)
+        self._stop = threading.Event()
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One batch a step.
+
+        Raises: AgreedError on every rank where data is bad on any.
+        """
+        for _ in range(self._reading.steps):
+            item = self._queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Stop reading; a thread that waits for other ranks is left behind, it is a daemon."""
+        self._stop.set()
+        self._thread.join(timeout=1.0)
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self) -> None:
+        """Load step after step; an error is the last item."""
+        try:
+            for step in range(self._reading.steps):
+                self._put(self._load(step))
+                if self._stop.is_set():
+                    return
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: Batch | BaseException) -> None:
+        """Wait until the consumer has taken what came before, or wants no more."""
+        while not self._stop.is_set():
+            try:
+                return self._queue.put(item, timeout=POLL_SECONDS)
+            except queue.Full:
+                continue
+
+    def _load(self, step: int) -> Batch:
+        """One batch; every rank takes part in every exchange."""
+        ids, ranks = self._reading.rows(step), self._bound.data_ranks
+        deal = deal_rows(len(ids), ranks, self._reading.micro_batch)
+        mine = [offset for piece in deal for offset, home in piece if home == self._bound.data_rank]
+        sources, facts = self._read(ids, mine)
+        headers = make_headers(facts, ranks, self._reading.micro_batch)
+        with together(*DATA_ERRORS, group=self._group):
+            parts = tuple(
+                self._build(header, [ids[offset] for offset, _ in piece], sources)
+                for header, piece in zip(headers, deal, strict=True)
+            )
+        vision, text = zip(*agree(_count_rows(parts), self._group), strict=True)
+        return Batch(step + 1, parts, vision, text)
+
+    def _read(
+        self, ids: Sequence[int], mine: Sequence[int]
+    ) -> tuple[Mapping[int, Source], list[SampleFacts]]:
+        """Read this rank's rows; give them by row id, and the facts of the rows of all ranks."""
+        sources: dict[int, Source] = {}
+        facts: dict[int, SampleFacts] = {}
+        with together(*DATA_ERRORS, group=self._group):
+            for offset in mine:
+                facts[offset] = self._read_row(ids[offset], sources)
+        told = [[offset, asdict(fact)] for offset, fact in facts.items()]
+        merged = merge_facts(agree(told, self._group))
+        raise_any([fact.error for fact in merged])
+        return sources, merged
+
+    def _read_row(self, row: int, sources: dict[int, Source]) -> SampleFacts:
+        """Read one row into ``sources``; a bad row is told by the error in its facts."""
+        try:
+            sources[row] = self._rows.row(row)
+            return sample_facts(sources[row][0], row, self._config)
+        except DATA_ERRORS as error:
+            return SampleFacts(row=row, tokens=0, labelled=0, error=str(error))
+
+    def _build(
+        self, header: StepHeader, ids: Sequence[int], sources: Mapping[int, Source]
+    ) -> MicroBatch:
+        """Decode what this rank's share touches and build its tensors."""
+        at = self._bound.step(header)
+        touched = images_touched(header, at.share.patches)
+        wanted = {*np.unique(at.share.samples).tolist(), *(sample for sample, _ in touched)}
+        rows = {i: sources.get(ids[i]) or self._rows.row(ids[i]) for i in sorted(wanted)}
+        paths = [rows[sample][1][item] for sample, item in touched]
+        parts = [paths[k::DECODERS] for k in range(DECODERS)]
+        decoded = list(self._decoders.map(self._images.patches_of, parts))
+        pixels = {item: decoded[k % DECODERS][k // DECODERS] for k, item in enumerate(touched)}
+        samples = {i: sample for i, (sample, _) in rows.items()}
+        return MicroBatch(header, at, build_inputs(header, at.share, samples, pixels, self._config))
+
+
+def merge_facts(told: Sequence[Sequence[Sequence[Any]]]) -> list[SampleFacts]:
+    """Put the facts that ranks have told into global order.
+
+    Args:
+      told: per rank, pairs of (offset in the batch, facts as a dict).
+    Returns: the facts by offset.
+    Raises: AgreedError if ranks that read the same row have found different things in it.
+    """
+    merged: dict[int, SampleFacts] = {}
+    for rank, pairs in enumerate(told):
+        for offset, entry in pairs:
+            facts = _facts(entry)
+            if merged.setdefault(offset, facts) != facts:
+                text = f"row {facts.row} reads differently on rank {rank} than on a lower rank"
+                raise_any([f"{text}: {facts} and {merged[offset]}"])
+    return [merged[offset] for offset in sorted(merged)]
+
+
+def _facts(entry: Mapping[str, Any]) -> SampleFacts:
+    """Facts from what JSON made of them."""
+    grids = tuple((t, h, w) for t, h, w in entry["grids"])
+    return SampleFacts(**{**entry, "grids": grids, "starts": tuple(entry["starts"])})
+
+
+def _count_rows(parts: Sequence[MicroBatch]) -> tuple[int, int]:
+    """Patches and token positions that this rank pushes through the model."""
+    visions = [part.inputs.vision for part in parts]
+    vision = sum(len(inputs.pixels) for inputs in visions if inputs is not None)
+    return vision, sum(part.inputs.text.ids.numel() for part in parts)

@@ -1,0 +1,123 @@
+"""The whole model as a module: its parameters have their Hugging Face names."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import Config
+from model.data import ModelInputs
+from model.loss import token_loss
+from model.modules.adapters import Embedding, Head, Node, TextBlock, VisionTower, recomputed
+from model.moe import Load, load_balance, refuse_widths
+from model.rope import text_rope
+from model.text import add_visual, labelled_rows, place_visual, rms_norm
+from vlshard import Boundaries
+
+
+class Qwen3VLMoe(nn.Module):
+    """The whole model: vision tower, hand-off, decoder and loss.
+
+    ``state_dict()`` has the names and shapes of ``config.parameter_shapes()``. Parameters are
+    not initialised. ``checkpoint_every`` says per site ("vision", "text") to recompute every so
+    many blocks in backward; it may be replaced at any time.
+    """
+
+    def __init__(self, config: Config, checkpoint_every: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        refuse_expert_widths(config, torch.get_default_dtype())
+        self.config = config
+        self.checkpoint_every = dict(checkpoint_every or {})
+        text = config.text
+        layers = nn.ModuleList(TextBlock(text, i) for i in range(text.num_hidden_layers))
+        decoder = Node(
+            embed_tokens=Embedding(text), layers=layers, norm=Node(weight=(text.hidden_size,))
+        )
+        self.model = Node(visual=VisionTower(config.vision), language_model=decoder)
+        self.lm_head = None if config.tie_word_embeddings else Head(text)
+
+    def units(self) -> tuple[str, ...]:
+        """Paths of the modules that FSDP wraps, children before parents, the root last."""
+        return self.config.units()
+
+    def forward(
+        self, inputs: ModelInputs, at: Boundaries, aux_loss: bool = False
+    ) -> Float[Tensor, ""]:
+        """Loss term of this rank: its labelled rows' cross entropies over the number of labels.
+
+        Args:
+          inputs: what this rank holds of the micro-batch.
+          at: where tensors travel.
+          aux_loss: add the experts' load balance times ``router_aux_loss_coef``.
+        Returns: 0-dim fp32; the sum over ranks and micro-batches is the loss.
+        Raises: ValueError if ``aux_loss`` is asked for on several ranks: it is no sum over them.
+        """
+        if aux_loss and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ValueError("aux_loss is served in one process only: it is no sum over ranks")
+        rows, loads = self._labelled(inputs, at)
+        text = inputs.text
+        if self.lm_head is None:
+            loss = token_loss(rows, self._head_weight, text.targets, text.num_labels)
+        else:
+            loss = self.lm_head(rows, text.targets, text.num_labels)
+        if aux_loss and loads:
+            loss = loss + self.config.text.router_aux_loss_coef * load_balance(loads)
+        return loss
+
+    def logits(self, inputs: ModelInputs, at: Boundaries) -> Float[Tensor, "y vocab"]:
+        """Logits of the labelled rows, for parameters that are whole on this rank.
+
+        Args:
+          inputs: what this rank holds of the micro-batch.
+          at: where tensors travel.
+        Returns: all at once, in the head's dtype.
+        """
+        return F.linear(self._labelled(inputs, at)[0], self._head_weight)
+
+    @property
+    def _head_weight(self) -> Tensor:
+        owner = self.model.language_model.embed_tokens if self.lm_head is None else self.lm_head
+        return owner.weight
+
+    def _labelled(self, inputs: ModelInputs, at: Boundaries) -> tuple[Tensor, list[Load]]:
+        """Normed states of the labelled rows, and what the experts of each layer got."""
+        decoder, config, text = self.model.language_model, self.config.text, inputs.text
+        every = self.checkpoint_every.get("text", 0)
+        x, levels = self._embed(inputs, at)
+        rope = text_rope(text.positions, sections=config.mrope_section, theta=config.rope_theta)
+        loads: list[Load] = []
+        for i, layer in enumerate(decoder.layers):
+            x, load = layer(x, rope, text.real, at, recomputed(i, every))
+            loads += [] if load is None else [load]
+            if i < len(levels):
+                x = add_visual(x, levels[i], text.visual)
+        rows = labelled_rows(x, text.labelled)
+        return rms_norm(rows, decoder.norm.weight, eps=config.rms_norm_eps), loads
+
+    def _embed(self, inputs: ModelInputs, at: Boundaries) -> tuple[Tensor, Sequence[Tensor]]:
+        """Tokens with visual tokens in their places, and the DeepStack levels to be added."""
+        text, embed = inputs.text, self.model.language_model.embed_tokens
+        if inputs.vision is None:
+            return embed(text.ids), ()
+        every = self.checkpoint_every.get("vision", 0)
+        pending = at.start("vision.merged", self.model.visual(inputs.vision, at, every))
+        embeds = embed(text.ids)
+        merged, *levels = pending.wait().split(self.config.vision.out_hidden_size, dim=-1)
+        return place_visual(embeds, merged, text.visual), levels
+
+
+def refuse_expert_widths(config: Config, dtype: torch.dtype) -> None:
+    """Refuse a model whose experts the grouped matrix product cannot compute.
+
+    Args:
+      config: the model.
+      dtype: what the experts are computed in.
+    Raises: ValueError naming the widths.
+    """
+    text = config.text
+    if any(text.is_sparse(layer) for layer in range(text.num_hidden_layers)):
+        names = ("hidden_size", "moe_intermediate_size")
+        refuse_widths({f"text_config.{name}": getattr(text, name) for name in names}, dtype)

@@ -1,0 +1,379 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoTokenizer
+
+from examples.digits_model import write_model
+from model.config.config import load_config
+from model.data.images import ImageReader
+from model.data.rows import RowError, RowFile
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model folder, beside images of 1, 2 and 4 visual tokens."""
+    base = tmp_path_factory.mktemp("rows")
+    write_model(base / "model")
+    for name, size in (("one", (32, 32)), ("two", (64, 32)), ("four", (64, 64))):
+        Image.new("L", size).save(base / f"{name}.png")
+    (base / "text.png").write_text("no image")
+    return base / "model"
+
+
+@pytest.fixture(scope="module")
+def config(folder):
+    return load_config(folder)
+
+
+@pytest.fixture(scope="module")
+def tokens(folder):
+    """Token ids of a text, by the folder's tokenizer."""
+    return lambda text: AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+
+
+@pytest.fixture
+def rows(folder, config, request):
+    """Makes a RowFile of rows or of raw bytes, beside the images."""
+
+    def make(*rows, model=folder):
+        path = folder.parent / f"{request.node.name.replace('/', '_')[:60]}.jsonl"
+        lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+        path.write_bytes(b"\n".join(lines))
+        return RowFile(path, model, config, ImageReader(model, config))
+
+    return make
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+def chat(*messages, images=()):
+    return {"messages": list(messages), "images": list(images)}
+
+
+def test_chat_row_learns_answers_and_the_ends_of_their_turns(rows, tokens):
+    row = chat(
+        {"role": "system", "content": "Be brief."},
+        user("<image>Read<image>"),
+        assistant("31"),
+        user("Again."),
+        assistant("3 1"),
+        images=["two.png", "one.png"],
+    )
+    sample, paths = rows(row).row(0)
+    start, pad, end = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+    pieces = [
+        ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", False),
+        (f"{start}{pad}{pad}{end}Read{start}{pad}{end}<|im_end|>\n", False),
+        ("<|im_start|>assistant\n", False),
+        ("31<|im_end|>", True),
+        ("\n<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n", False),
+        ("3 1<|im_end|>", True),
+        ("\n", False),
+    ]
+    ids = [(i, learned) for text, learned in pieces for i in tokens(text)]
+    assert sample.ids.tolist() == [i for i, _ in ids]
+    assert sample.labels.tolist() == [i if learned else -100 for i, learned in ids]
+    assert sample.grids == ((1, 2, 4), (1, 2, 2))
+    assert [path.name for path in paths] == ["two.png", "one.png"]
+    assert all(path.is_file() for path in paths)
+
+
+def test_images_in_an_answer_are_not_learned(rows, tokens, config):
+    sample, _ = rows(chat(user("Show"), assistant("<image>7"), images=["four.png"])).row(0)
+    learned = sample.labels[sample.labels != -100].tolist()
+    assert learned == tokens("<|vision_start|><|vision_end|>7<|im_end|>")
+    assert np.count_nonzero(sample.ids == config.image_token_id) == 4
+
+
+def test_text_of_any_kind_is_taken_apart_as_the_tokenizer_does(rows, tokens):
+    answer = "a  çñ 漢字 \U0001f600 e\u0301 <b>\t1000\n"
+    sample, _ = rows({"messages": [user("Say"), assistant(answer)]}).row(0)
+    before = "<|im_start|>user\nSay<|im_end|>\n<|im_start|>assistant\n"
+    assert sample.ids.tolist() == tokens(before + answer + "<|im_end|>\n")
+    learned = sample.labels[sample.labels != -100].tolist()
+    assert learned == tokens(answer + "<|im_end|>")
+
+
+def test_pretokenised_row_is_taken_as_it_is(rows, config):
+    pad = config.image_token_id
+    ids, labels = [5, pad, pad, 7, pad, 9], [1, -100, -100, 7, -100, 300]
+    row = {"input_ids": ids, "labels": labels, "images": ["two.png", "one.png"]}
+    sample, paths = rows(row).row(0)
+    assert (sample.ids.tolist(), sample.labels.tolist()) == (ids, labels)
+    assert sample.grids == ((1, 2, 4), (1, 2, 2))
+    assert [path.name for path in paths] == ["two.png", "one.png"]
+
+
+def test_pretokenised_row_may_have_no_label_and_no_image(rows):
+    sample, paths = rows({"input_ids": [3], "labels": [-100]}).row(0)
+    assert (sample.ids.tolist(), sample.labels.tolist(), sample.grids, paths) == (
+        [3],
+        [-100],
+        (),
+        (),
+    )
+
+
+def test_rows_are_read_in_any_order_and_blank_lines_skipped(rows):
+    kinds = [{"input_ids": [i], "labels": [i]} for i in range(3)]
+    file = rows(b"", kinds[0], b"  \r", kinds[1], chat(user("a"), assistant("b")), kinds[2], b"")
+    assert len(file) == 4
+    assert [file.row(i)[0].ids[0] for i in (3, 0, 1)] == [2, 0, 1]
+    assert file.where(1) == f"{file.path}:4"
+
+
+def test_tokenizer_and_processor_are_loaded_only_if_needed(folder, config, rows, tmp_path):
+    file = rows({"input_ids": [1, 2], "labels": [1, 2]}, model=tmp_path)
+    assert file.row(0)[0].ids.tolist() == [1, 2]
+
+
+CHAT_FAULTS = [
+    (
+        chat(user("<image>"), assistant("1")),
+        "found 1 <image> marks for 0 images, expected as many",
+    ),
+    (
+        chat(user("a"), assistant("1"), images=["one.png"]),
+        "found 0 <image> marks for 1 images, expected as many",
+    ),
+    (
+        chat(user("a")),
+        "nothing to learn: found no assistant turn, expected at least one",
+    ),
+    (chat(), "messages: expected a list of at least one message"),
+    ({"messages": "hello"}, "messages: expected a list of at least one message"),
+    (
+        chat({"role": "user", "text": "a"}),
+        "message 0: found ['role', 'text'], expected the keys role and content",
+    ),
+    (chat("a"), 'message 0: found "a", expected the keys role and content'),
+    (
+        chat(user("a"), {"role": "bot", "content": "b"}),
+        'message 1: found role "bot", expected one of system, user, assistant, tool',
+    ),
+    (
+        chat(user([{"type": "text", "text": "a"}])),
+        "message 0: expected the content as text with <image> for images",
+    ),
+    (
+        chat(user("a\ud800b"), assistant("1")),
+        "message 0: the content is no text, it has half a surrogate pair",
+    ),
+    (
+        chat(user("<|image_pad|>"), assistant("1")),
+        "the chat template wrote 1 image placeholders (token 291), expected 0, one an image",
+    ),
+]
+
+TOKEN_FAULTS = [
+    (
+        {"input_ids": [1, 2, 3], "labels": [1, 2]},
+        "found 3 input_ids and 2 labels, expected one label a token",
+    ),
+    ({"input_ids": [1, 2.5], "labels": [1, 2]}, "input_ids: found 2.5, expected integers"),
+    ({"input_ids": [1, 2], "labels": [1, True]}, "labels: found true, expected integers"),
+    ({"input_ids": [[1], [2]], "labels": [1, 2]}, "input_ids: found [1], expected integers"),
+    ({"input_ids": "1 2", "labels": [1]}, "input_ids: found a string, expected a list of integers"),
+    (
+        {"input_ids": [2**63], "labels": [1]},
+        "input_ids: found 9223372036854775808, expected integers",
+    ),
+]
+
+ROW_FAULTS = [
+    ([1, 2], "found a list, expected a JSON object"),
+    (7, "found a number, expected a JSON object"),
+    (
+        {"text": "a"},
+        "found keys ['text'], expected ['messages', 'images'] or ['input_ids', 'labels', "
+        "'images'] (images may be left out)",
+    ),
+    (
+        {"input_ids": [1], "images": []},
+        "found keys ['input_ids', 'images'], expected ['messages', 'images'] or ['input_ids', "
+        "'labels', 'images'] (images may be left out)",
+    ),
+    (
+        {"messages": [], "image": "a.png"},
+        "found keys ['messages', 'image'], expected ['messages', 'images'] or ['input_ids', "
+        "'labels', 'images'] (images may be left out)",
+    ),
+    (chat() | {"images": "one.png"}, "images: found a string, expected a list of paths"),
+    (chat() | {"images": [1]}, "images: found a list, expected a list of paths"),
+    (b'{"input_ids": [1,', "broken JSON: Expecting value: line 1 column 18 (char 17)"),
+    (b'{"a": "\xff"}', "not UTF-8: invalid start byte at byte 7"),
+    (b"[" * 100000, None),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), CHAT_FAULTS + TOKEN_FAULTS + ROW_FAULTS)
+def test_faulty_rows_name_file_line_and_fault(rows, row, reason):
+    file = rows({"input_ids": [1], "labels": [1]}, b"", row)
+    with pytest.raises(RowError) as error:
+        file.row(1)
+    assert error.value.line == 3
+    assert str(error.value).startswith(f"{file.path}:3: ")
+    assert reason is None or error.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("none.png", "no such image file"),
+        ("text.png", "not an image in a format that Pillow knows"),
+    ],
+)
+def test_faulty_images_name_row_and_image(rows, folder, name, reason):
+    file = rows(chat(user("<image><image>"), assistant("1"), images=["one.png", name]))
+    with pytest.raises(RowError) as error:
+        file.row(0)
+    assert str(error.value) == f"{file.path}:1: image {folder.parent / name}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("placeholders", "facts"), [(3, ("3", "4", "(1, 4, 4)")), (0, ("0", "4", "(1, 4, 4)"))]
+)
+def test_cut_placeholders_are_counted(rows, config, placeholders, facts):
+    ids = [1, *[config.image_token_id] * placeholders, 2]
+    file = rows({"input_ids": ids, "labels": ids, "images": ["four.png"]})
+    with pytest.raises(RowError) as error:
+        file.row(0)
+    assert str(error.value).startswith(f"{file.path}:1: ")
+    assert all(fact in error.value.reason for fact in facts)
+
+
+@pytest.mark.parametrize(
+    "row", [{"input_ids": [320], "labels": [1]}, {"input_ids": [1], "labels": [-1]}]
+)
+def test_ids_outside_of_the_vocabulary_are_refused(rows, row):
+    with pytest.raises(RowError, match="is outside of the vocabulary of 320"):
+        rows(row).row(0)
+
+
+def test_a_row_without_tokens_is_refused(rows):
+    with pytest.raises(RowError, match="no tokens"):
+        rows({"input_ids": [], "labels": []}).row(0)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_empty_data_is_refused(rows, content):
+    with pytest.raises(RowError) as error:
+        rows(content)
+    assert error.value.reason == (
+        "the data is empty: found no rows, expected one JSON object a line"
+    )
+
+
+def test_a_missing_file_is_refused(folder, config, tmp_path):
+    with pytest.raises(RowError) as error:
+        RowFile(tmp_path / "a.jsonl", folder, config, ImageReader(folder, config))
+    assert str(error.value) == (
+        f"{tmp_path / 'a.jsonl'}: the data file cannot be read: No such file or directory"
+    )
+
+
+def with_template(folder, target, template, **settings):
+    """A copy of a model folder with another chat template."""
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    (target / "chat_template.jinja").unlink()
+    if template is not None:
+        (target / "chat_template.jinja").write_text(template)
+    old = json.loads((target / "tokenizer_config.json").read_text())
+    (target / "tokenizer_config.json").write_text(json.dumps({**old, **settings}))
+    return target
+
+
+TURN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
+    "{{ '[assistant]' if add_generation_prompt }}"
+)
+LAST = "{% for m in messages %}{{ m.content if loop.last else '' }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, "{folder} has no chat template, and the data has chat rows"),
+        (
+            LAST,
+            "the chat template renders messages 0 to 1 otherwise alone than in the whole chat, "
+            "so what the assistant says there cannot be told apart",
+        ),
+        (
+            TURN.replace("<|im_end|>", ";"),
+            "the chat template does not end message 1 with the end-of-turn token '<|im_end|>'",
+        ),
+        (
+            "{{ raise_exception('only users') }}",
+            "the chat template refuses the messages: only users",
+        ),
+    ],
+)
+def test_templates_that_cannot_serve_are_refused(rows, folder, tmp_path, template, reason):
+    other = with_template(folder, tmp_path / "b", template)
+    file = rows(chat(user("a"), assistant("b"), user("c"), assistant("d")), model=other)
+    with pytest.raises(RowError) as error:
+        file.row(0)
+    assert error.value.reason == reason.format(folder=other)
+
+
+def test_template_of_an_older_processor_is_found(rows, folder, tmp_path):
+    other = with_template(folder, tmp_path / "b", None)
+    (other / "chat_template.json").write_text(json.dumps({"chat_template": TURN}))
+    sample, _ = rows(chat(user("a"), assistant("b")), model=other).row(0)
+    decoded = AutoTokenizer.from_pretrained(folder).decode(sample.ids)
+    assert decoded == "[user]a<|im_end|>[assistant]b<|im_end|>"
+    assert np.flatnonzero(sample.labels != -100).tolist() == list(range(len(sample.ids)))[-2:]
+
+
+def test_a_missing_tokenizer_and_a_missing_end_are_refused(rows, folder, tmp_path):
+    row = chat(user("a"), assistant("b"))
+    with pytest.raises(RowError, match=r"the tokenizer of \S+ cannot be loaded"):
+        rows(row, model=tmp_path).row(0)
+    other = with_template(folder, tmp_path / "b", TURN, eos_token=None)
+    with pytest.raises(RowError, match="names no eos_token, which ends a turn"):
+        rows(row, model=other).row(0)
+
+
+SCRIPT = """
+import importlib.abc, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("transformers.models.") and ".modeling_" in name:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+from model.config import load_config
+from model.data import ImageReader
+from model.data.rows import RowFile
+
+data, folder = sys.argv[1:]
+config = load_config(folder)
+images = ImageReader(folder, config)
+sample, paths = RowFile(data, folder, config, images).row(0)
+print(len(images.patches(paths[0])), (sample.labels != -100).sum())
+"""
+
+
+def test_rows_are_read_where_transformers_modeling_cannot_be_imported(rows, folder):
+    file = rows(chat(user("<image>"), assistant("1"), images=["two.png"]))
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, str(file.path), str(folder)]
+    root = Path(__file__).parents[3]
+    run = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.stdout == "8 2\n", run.stderr

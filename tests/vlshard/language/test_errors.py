@@ -1,0 +1,73 @@
+import pytest
+
+from vlshard.language.errors import (
+    LayoutError,
+    PlanError,
+    ShardError,
+    Span,
+    SpecError,
+    edit_distance,
+    nearest,
+)
+
+
+def test_error_renders_headline_place_text_carets_and_notes():
+    error = LayoutError(
+        "unknown mesh axis 'xp'",
+        text="b s@xp h d",
+        spans=[Span(4, 6)],
+        where="plans/long.py:41 text.q",
+        notes=["mesh: dp=2 cp=8; did you mean 'cp' or 'dp'?"],
+    )
+    assert str(error) == (
+        "unknown mesh axis 'xp'\n"
+        "  plans/long.py:41 text.q: b s@xp h d\n"
+        "                               ^^\n"
+        "  mesh: dp=2 cp=8; did you mean 'cp' or 'dp'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "rendered"),
+    [
+        ({}, "wrong"),
+        ({"text": "a b"}, "wrong\n  a b"),
+        ({"where": "plans/a.py"}, "wrong\n  plans/a.py"),
+        ({"notes": ["fix: this", "or that"]}, "wrong\n  fix: this\n  or that"),
+        ({"text": "a\tb\nc", "spans": [Span(2, 3), Span(4, 5)]}, "wrong\n  a b c\n    ^ ^"),
+    ],
+)
+def test_error_renders_the_parts_it_has(parts, rendered):
+    assert str(ShardError("wrong", **parts)) == rendered
+
+
+@pytest.mark.parametrize("kind", [SpecError, LayoutError, PlanError])
+def test_error_is_a_value_error_of_the_package(kind):
+    assert issubclass(kind, ValueError)
+    assert kind.__module__ == "vlshard"
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "offer"),
+    [
+        ("xp", ["dp", "cp"], "; did you mean 'cp' or 'dp'?"),
+        ("xp", ["dp", "tp", "cp"], "; did you mean 'cp', 'dp' or 'tp'?"),
+        ("CP", ["cp", "dp"], "; did you mean 'cp'?"),
+        ("zigzga", ["zigzag", "balance", "home"], "; did you mean 'zigzag'?"),
+        ("tensor", ["dp", "cp"], ""),
+        ("t", ["b", "s"], ""),
+        ("s", ["b", "sq"], "; did you mean 'sq'?"),
+        ("cp", [], ""),
+    ],
+)
+def test_nearest_offers_names_that_are_alike(name, known, offer):
+    assert nearest(name, known) == offer
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [("", "", 0), ("", "ab", 2), ("kitten", "sitting", 3), ("ab", "ba", 1), ("cp", "cp", 0)],
+)
+def test_edit_distance(a, b, distance):
+    assert edit_distance(a, b) == distance
+    assert edit_distance(b, a) == distance

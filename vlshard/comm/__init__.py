@@ -1,0 +1,39 @@
+"""Rows really move: ranks by axis, messages, and collectives with the right backward.
+
+`mesh` is the ranks, `transport` the one file that hands activations to torch.distributed,
+`collectives` the differentiable moves, `reshard` a whole program at once and `flight` one under
+way (a `Pending`). `row_move` moves rows by index, `agreement` raises one error on all ranks,
+`bridges` leads to DTensor and back.
+"""
+
+from vlshard.comm.agreement import AgreedError, Group, agree, raise_any, together
+from vlshard.comm.bridges import from_dtensor, mesh_of, to_dtensor
+from vlshard.comm.collectives import HALVES
+from vlshard.comm.flight import refuse_second_derivative, start
+from vlshard.comm.graph_break import untraced
+from vlshard.comm.mesh import Mesh
+from vlshard.comm.pending import Pending
+from vlshard.comm.reshard import reshard
+from vlshard.comm.row_move import RowMove, plan_row_move
+from vlshard.comm.transport import Flight
+
+__all__ = [
+    "HALVES",
+    "AgreedError",
+    "Flight",
+    "Group",
+    "Mesh",
+    "Pending",
+    "RowMove",
+    "agree",
+    "from_dtensor",
+    "mesh_of",
+    "plan_row_move",
+    "raise_any",
+    "refuse_second_derivative",
+    "reshard",
+    "start",
+    "to_dtensor",
+    "together",
+    "untraced",
+]

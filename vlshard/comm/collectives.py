@@ -1,0 +1,231 @@
+"""Carries out moves of rows between ranks, differentiably.
+
+The backward of a move is the reverse move; where a row went to several places, the gradients that
+come back are summed. So gather and reduce-scatter, slice and zero-pad are each other's backward,
+and an all-to-all or an exchange is its own, reversed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.distributed import ProcessGroup
+
+from vlshard.comm import transport
+from vlshard.comm.transport import Flight, Landing
+from vlshard.language import LayoutError
+from vlshard.programs import Moves, Positions, plan_moves
+
+__all__ = ["Moves", "all_reduce", "exchange_rows", "move_rows", "plan_moves"]
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, eq=False)
+class Swap:
+    """Rows taken along one dim, sent through a group, and put together along another dim.
+
+    Attributes:
+      leave: what each member is sent, and the dim that it is taken along.
+      arrive: where what each member sends goes, and the dim along which it is put.
+      group: the members; None where nothing leaves this rank.
+      me: this rank's place among them.
+    """
+
+    leave: tuple[Positions, int]
+    arrive: tuple[Positions, int]
+    group: ProcessGroup | None
+    me: int
+
+    @property
+    def reverse(self) -> "Swap":
+        """The swap that brings every row back."""
+        return Swap(self.arrive, self.leave, self.group, self.me)
+
+    def launch(self, x: Tensor) -> Flight:
+        """Send rows on their way, straight to their places in the result where that is possible."""
+        (taken, taken_dim), (put, put_dim) = self.leave, self.arrive
+        outgoing = _take(taken, x, taken_dim)
+        own = outgoing[self.me]
+        before, after = own.shape[:put_dim], own.shape[put_dim + 1 :]
+        shapes = [(*before, rows, *after) for rows in put.sizes]
+        if self.group is None:
+            parts = [own if k == self.me else own.new_empty(s) for k, s in enumerate(shapes)]
+            return Flight(parts, [], [])
+        if not (put.laid_out and prod(before) == 1 and own.device.type == "cpu"):
+            return transport.launch(outgoing, Landing(shapes), self.group)
+        whole = own.new_empty((*before, put.size, *after))
+        places = _take(put, whole, put_dim)
+        flight = transport.launch(outgoing, Landing(shapes, places), self.group)
+        flight.whole = whole
+        return flight
+
+    def land(self, flight: Flight) -> Tensor:
+        """Wait for the rows and put them together."""
+        parts = flight.wait()
+        if flight.whole is not None:
+            return flight.whole
+        return _assemble(self.arrive[0], parts, self.arrive[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A sum of one term a rank: replicated, so its gradient is one of terms again."""
+
+    group: ProcessGroup
+
+    @property
+    def reverse(self) -> "Sum":
+        """The sum of the gradients."""
+        return self
+
+    def launch(self, x: Tensor) -> Flight:
+        """Send this rank's term on its way."""
+        return transport.launch_sum(x, self.group)
+
+    def land(self, flight: Flight) -> Tensor:
+        """Wait for the sum."""
+        return flight.wait()[0]
+
+
+Trip = Swap | Sum
+
+
+def exchange_rows(
+    x: Shaped[Tensor, "..."], dim: int, moves: Moves, group: ProcessGroup | None
+) -> Shaped[Tensor, "..."]:
+    """Bring rows along one dim to the ranks that want them.
+
+    Args:
+      x: the local tensor; zero rows are fine.
+      dim: the dim that the moves index.
+      moves: this rank's moves.
+      group: the ranks of the moves; may be None where ``moves.local``.
+    Returns: the rows that this rank wants, in order; same dtype.
+    Raises: LayoutError if the tensor does not have the rows that the moves were planned for, or
+      moves that are not local get no group.
+    """
+    return move_rows(x, (dim % x.ndim, dim % x.ndim), moves, group)
+
+
+def move_rows(
+    x: Shaped[Tensor, "..."], dims: tuple[int, int], moves: Moves, group: ProcessGroup | None
+) -> Shaped[Tensor, "..."]:
+    """Cut a tensor along one dim, send the pieces, and put what comes together along another.
+
+    Args:
+      x: the local tensor.
+      dims: the dim that ``moves.send`` indexes and the dim that ``moves.receive`` indexes.
+      moves: this rank's moves.
+      group: the ranks of the moves; may be None where ``moves.local``.
+    Returns: a new tensor (the input itself where nothing changes), same dtype.
+    Raises: LayoutError if the tensor does not have the rows that the moves were planned for, or
+      moves that are not local get no group.
+    """
+    trip = swap(x, dims, moves, group)
+    return x if trip is None else _travel(x, trip)
+
+
+def swap(x: Tensor, dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap | None:
+    """The swap of ``move_rows``, checked; None where the tensor stays as it is."""
+    rows = x.shape[dims[0]]
+    if rows != moves.rows:
+        raise LayoutError(f"moves planned for {moves.rows} rows got {rows} along dim {dims[0]}")
+    if moves.identity:
+        return None
+    if group is None and not moves.local:
+        raise LayoutError("rows move between ranks, so a process group is needed")
+    leave, arrive = (moves.outgoing, dims[0]), (moves.incoming, dims[1])
+    return Swap(leave, arrive, None if moves.local else group, moves.me)
+
+
+def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, "..."]:
+    """Sum a tensor over the ranks of a group; the backward sums the gradients likewise.
+
+    Args:
+      x: this rank's term.
+      group: the ranks that hold terms.
+    Returns: a new tensor with the sum, same dtype.
+    """
+    return _travel(x, Sum(group))
+
+
+class _Travel(torch.autograd.Function):
+    """A trip whose backward is the reverse trip."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, trip: Trip) -> Tensor:
+        ctx.back = trip.reverse
+        return trip.land(trip.launch(x))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return _travel(grad_outputs[0], ctx.back), None
+
+
+def _travel(x: Tensor, trip: Trip) -> Tensor:
+    """Make a trip; autograd hears of it only where it has to, for that takes its time."""
+    if (x.requires_grad and torch.is_grad_enabled()) or _has_tangent(x):
+        return cast("Tensor", _Travel.apply(x, trip))
+    return trip.land(trip.launch(x))
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Whether a forward-mode derivative goes along with a tensor; trips refuse to leave it out."""
+    return cast("Any", forward_ad).unpack_dual(x).tangent is not None
+
+
+def _take(positions: Positions, x: Tensor, dim: int) -> list[Tensor]:
+    """The rows of each member; views where they are consecutive."""
+    if positions.ordered:
+        return list(cast("tuple[Tensor, ...]", x.split(positions.sizes, dim)))
+    if positions.everywhere:
+        return [x] * len(positions.sizes)
+    return [
+        x.index_select(dim, _index(positions, member, x.device))
+        if start is None
+        else x.narrow(dim, start, size)
+        for member, (start, size) in enumerate(zip(positions.starts, positions.sizes, strict=True))
+    ]
+
+
+def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor:
+    """A new tensor from one part per member; rows that meet are summed, others are zero.
+
+    Sums run in group order, in fp32 for half-precision parts.
+    """
+    if positions.ordered:
+        return torch.cat(list(parts), dim)
+    shape, dtype = list(parts[0].shape), parts[0].dtype
+    shape[dim] = positions.size
+    total = torch.float32 if dtype in HALVES and not positions.once else dtype
+    if positions.everywhere:
+        out = parts[0].to(total) + parts[1]
+        for part in parts[2:]:
+            out.add_(part)
+        return out.to(dtype)
+    out = parts[0].new_empty(shape) if positions.once else parts[0].new_zeros(shape, dtype=total)
+    for member, (part, start) in enumerate(zip(parts, positions.starts, strict=True)):
+        if start is not None:
+            place = out.narrow(dim, start, positions.sizes[member])
+            place.copy_(part) if positions.once else place.add_(part)
+        else:
+            index = _index(positions, member, out.device)
+            put = out.index_copy_ if positions.once else out.index_add_
+            put(dim, index, part.to(out.dtype))
+    return out.to(dtype)
+
+
+def _index(positions: Positions, member: int, device: torch.device) -> Tensor:
+    """One member's positions as a tensor, kept for the next time."""
+    key = (member, device)
+    if key not in positions.copies:
+        rows = np.ascontiguousarray(positions.members[member], dtype=np.int64)
+        positions.copies[key] = torch.from_numpy(rows).to(device)
+    return positions.copies[key]

@@ -1,0 +1,208 @@
+"""A mesh with its process groups: the sizes of a MeshShape, bound to the running ranks."""
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from vlshard.language import AxisSize, MeshShape, PlanError
+
+__all__ = ["Mesh", "MeshShape"]
+
+Axes = tuple[str, ...]
+T = TypeVar("T")
+
+
+class Mesh(MeshShape):
+    """A MeshShape that can make process groups; equal to any mesh of the same axes and sizes.
+
+    Without ``torch.distributed`` it is usable for everything that needs no communication.
+    """
+
+    _shape: MeshShape
+    _groups: dict[Axes, dist.ProcessGroup]
+    _device_meshes: dict[tuple[Axes, Axes, str], DeviceMesh]
+
+    def __init__(self, /, **sizes: AxisSize) -> None:
+        super().__init__(**sizes)
+        object.__setattr__(self, "_shape", MeshShape(**sizes))
+        object.__setattr__(self, "_groups", {})
+        object.__setattr__(self, "_device_meshes", {})
+
+    @property
+    def shape(self) -> MeshShape:
+        """The sizes alone, without process groups."""
+        return self._shape
+
+    @property
+    def rank(self) -> int:
+        """Global rank of this process; 0 without ``torch.distributed``."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def make_groups(self, axes_sets: Iterable[Sequence[str]]) -> None:
+        """Make the groups of several sets of axes; every rank must call this with the same sets.
+
+        Args:
+          axes_sets: axes of each group, major to minor; axes of size 1 do not matter.
+        Raises: PlanError if an axis is unknown, or if this mesh is not the size of the world.
+        """
+        wanted = {self._key(axes) for axes in axes_sets}
+        for axes in sorted(wanted - self._groups.keys()):
+            self._groups[axes] = self._make(axes)
+
+    def group(self, axes: Sequence[str]) -> dist.ProcessGroup:
+        """The group of the ranks that differ from this one along the axes only.
+
+        Its ranks are in the order of ``peers(axes, rank)``. A group that ``make_groups`` has not
+        made is made now, so every rank has to ask for it at the same point.
+
+        Args:
+          axes: major to minor.
+        Raises: PlanError if an axis is unknown, or if this mesh is not the size of the world.
+        """
+        key = self._key(axes)
+        if key not in self._groups:
+            self._groups[key] = self._make(key)
+        return self._groups[key]
+
+    def device_mesh(
+        self, shard: Sequence[str], replicate: Sequence[str] = (), device_type: str = "cpu"
+    ) -> DeviceMesh:
+        """The DeviceMesh over which FSDP stores parameters; every rank must ask for it.
+
+        Args:
+          shard: axes over which each parameter is cut, in the order of the mesh: torch gathers a
+            group's shards by rank, so another order would mislabel them.
+          replicate: axes over which it is whole, in any order.
+          device_type: where the ranks compute.
+        Returns: one dim ``shard``, or two dims ``replicate``, ``shard``; all axes of a dim count
+          as one, and ``shard`` may have size 1.
+        Raises: PlanError if an axis of more than one rank is missing, unknown or named twice, or
+          if the shard axes are in another order than the mesh's.
+        """
+        key = (tuple(shard), tuple(replicate), device_type)
+        if key not in self._device_meshes:
+            self._device_meshes[key] = self._make_device_mesh(shard, replicate, device_type)
+        return self._device_meshes[key]
+
+    def parts_mesh(self, device_type: str = "cpu") -> DeviceMesh:
+        """The DeviceMesh of DTensors: one dim for each part, named like it, in order.
+
+        Args:
+          device_type: where the ranks compute.
+        Returns: one mesh, made by the first call: every rank has to make it alike.
+        Raises: PlanError if this mesh has no axes or is not the size of the world.
+        """
+        key = (tuple(self.parts), ("parts",), device_type)
+        if key not in self._device_meshes:
+            self._check_world()
+            if not self.parts:
+                raise PlanError("a mesh without axes has no DeviceMesh")
+            ranks = torch.arange(self.size).reshape(tuple(self.parts.values()))
+            names = tuple(self.parts)
+            self._device_meshes[key] = _device_mesh(device_type, ranks, names)
+        return self._device_meshes[key]
+
+    def _key(self, axes: Sequence[str]) -> Axes:
+        """The axes that tell groups apart."""
+        return tuple(part for part in self.expand(axes) if self.parts[part] > 1)
+
+    def _make(self, axes: Axes) -> dist.ProcessGroup:
+        """Make every rank's group over the axes, lowest rank first, and return this rank's."""
+        self._check_world()
+        return _process_group(tuple(sorted({self.peers(axes, r) for r in range(self.size)})))
+
+    def _make_device_mesh(
+        self, shard: Sequence[str], replicate: Sequence[str], device_type: str
+    ) -> DeviceMesh:
+        """A mesh of the rank tensor whose dims are whole sets of axes."""
+        self._check_world()
+        named = self.expand((*replicate, *shard))
+        cut = self.expand(shard)
+        order = list(self.parts)
+        ordered = sorted(cut, key=order.index)
+        if list(cut) != ordered:
+            headline = f"parameters cannot be cut over ({' '.join(shard)}), only in mesh order"
+            fix = f"fix: {self.text(ordered)}"
+            raise PlanError(headline, notes=[self.note, fix])
+        if missing := [part for part in order if self.parts[part] > 1 and part not in named]:
+            headline = f"parameters are neither cut nor whole over {' '.join(missing)}"
+            raise PlanError(headline, notes=[self.note])
+        whole = sorted(self.expand(replicate), key=order.index)
+        ranks = torch.arange(self.size).reshape(tuple(self.parts.values()) or (1,))
+        first = [order.index(axis) for axis in (*whole, *ordered)]
+        rest = [i for i in range(ranks.dim()) if i not in first]
+        flat = ranks.permute(*first, *rest).reshape(-1, self.span(shard))
+        if not replicate:
+            return _device_mesh(device_type, flat[0], ("shard",))
+        return _device_mesh(device_type, flat, ("replicate", "shard"))
+
+    def _check_world(self) -> None:
+        """The ranks of this mesh are running."""
+        if not dist.is_initialized():
+            headline = "no process group: start the ranks with torchrun and initialise torch first"
+            raise PlanError(headline, notes=[self.note])
+        if dist.get_world_size() != self.size:
+            headline = f"the mesh has {self.size} ranks, the world {dist.get_world_size()}"
+            raise PlanError(headline, notes=[self.note])
+
+
+# A group costs threads and connections, and equal ones serve all meshes of a process. They live as
+# long as the default group that they were made in.
+_groups_made: dict[object, dict[object, Any]] = {}
+
+
+def _made(key: object, make: Callable[[], T]) -> T:
+    """What was made for a key in the default group that is up now, or is made now."""
+    world = dist.group.WORLD
+    if world not in _groups_made:
+        _groups_made.clear()
+    known = _groups_made.setdefault(world, {})
+    if key not in known:
+        known[key] = make()
+    return known[key]
+
+
+def _process_group(partition: tuple[tuple[int, ...], ...]) -> dist.ProcessGroup:
+    """This rank's group of a partition of all ranks; every rank calls this alike."""
+
+    def make() -> dist.ProcessGroup:
+        limit = _time_limit()
+        groups = [dist.new_group(list(r), sort_ranks=False, timeout=limit) for r in partition]
+        (mine,) = (group for group in groups if isinstance(group, dist.ProcessGroup))
+        return mine
+
+    return _made(partition, make)
+
+
+def _time_limit() -> timedelta | None:
+    """The default group's, which groups made in it do not take over by themselves.
+
+    torch has no public way to ask.
+    """
+    world = cast(Any, dist.group.WORLD)
+    backends = [world._get_backend(device) for device in world._device_types]
+    options = [getattr(backend, "options", None) for backend in backends]
+    return next((getattr(found, "_timeout", None) for found in options if found), None)
+
+
+def _device_mesh(device_type: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """A DeviceMesh of all ranks and its groups; every rank calls this alike."""
+    flat = cast("list[int]", ranks.flatten().tolist())
+    key = (device_type, tuple(ranks.shape), tuple(flat), names)
+
+    def make() -> DeviceMesh:
+        groups = [_process_group(_lines(ranks, dim)) for dim in range(ranks.dim())]
+        return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
+
+    return _made(key, make)
+
+
+def _lines(ranks: Tensor, dim: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks that differ in one dim only, a tuple for each of their groups."""
+    lines = cast("list[list[int]]", ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist())
+    return tuple(sorted(tuple(line) for line in lines))

@@ -1,0 +1,77 @@
+"""Text to layout: what a spec says, and which rows of which dim each rank then holds.
+
+`parser` reads text into the tree of `syntax`; `spec` is the door. `binding` meets a spec with a
+`MeshShape` and sizes and makes the dims of `dims`, cut by the arithmetic of `pieces`; `layout`
+hands them on as who holds which indices. Everything is integers and frozen; no rank, and of torch
+only the names of DTensor's placements (`placements`). Errors of all wings are rendered in
+`errors`.
+"""
+
+from vlshard.language.arrays import IntArray
+from vlshard.language.axes import cutting_axes, home_axes, spec_axes, ulysses_specs
+from vlshard.language.binding import Binder, packing_of
+from vlshard.language.dims import BoundDim, Cut, FloatArray, Packed, Places, Plain
+from vlshard.language.errors import LayoutError, PlanError, ShardError, Span, SpecError, nearest
+from vlshard.language.layout import Layout, layout, refuse_shape
+from vlshard.language.mesh_shape import AxisSize, MeshShape
+from vlshard.language.packing import Packing, coefficients
+from vlshard.language.pieces import Pieces
+from vlshard.language.placements import (
+    gradient_placements,
+    parts_of,
+    placed_text,
+    placements,
+    refuse,
+    same_placements,
+)
+from vlshard.language.spec import NO_NEW_SUM, arrow, spec, spec_within
+from vlshard.language.syntax import Dim, Dots, Group, Int, Name, Spec, label, names_in, splits_in
+
+__all__ = [
+    "NO_NEW_SUM",
+    "AxisSize",
+    "Binder",
+    "BoundDim",
+    "Cut",
+    "Dim",
+    "Dots",
+    "FloatArray",
+    "Group",
+    "Int",
+    "IntArray",
+    "Layout",
+    "LayoutError",
+    "MeshShape",
+    "Name",
+    "Packed",
+    "Packing",
+    "Pieces",
+    "Places",
+    "Plain",
+    "PlanError",
+    "ShardError",
+    "Span",
+    "Spec",
+    "SpecError",
+    "arrow",
+    "coefficients",
+    "cutting_axes",
+    "gradient_placements",
+    "home_axes",
+    "label",
+    "layout",
+    "names_in",
+    "nearest",
+    "packing_of",
+    "parts_of",
+    "placed_text",
+    "placements",
+    "refuse",
+    "refuse_shape",
+    "same_placements",
+    "spec",
+    "spec_axes",
+    "spec_within",
+    "splits_in",
+    "ulysses_specs",
+]

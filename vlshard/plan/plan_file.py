@@ -1,0 +1,80 @@
+"""The file or module of a plan, run; whatever goes wrong in it is one PlanError with its line."""
+
+import importlib
+import runpy
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vlshard.language import PlanError, ShardError
+
+
+def build_plan(name: str, world: int) -> tuple[object, str]:
+    """Call the ``plan(world)`` that a file or a module defines.
+
+    Args:
+      name: path of a Python file, or a module.
+      world: number of ranks.
+    Returns: what it gave, and the file to name in messages.
+    Raises: PlanError if there is no such file or module, or if it fails; ShardError that names
+      the file's line, if the plan itself is refused.
+    """
+    with _told(name):
+        path = Path(name)
+        is_file = name.endswith(".py") or path.exists()
+        if is_file and not path.is_file():
+            raise PlanError(f"no plan file {name!r}", notes=[_known_plans(path.parent)])
+    source = name if is_file else name.replace(".", "/") + ".py"
+    with _told(source):
+        names = runpy.run_path(name) if is_file else _module(name)
+        build = names.get("plan")
+        if not callable(build):
+            raise PlanError(f"{name} defines no function plan(world)")
+        try:
+            return build(world), source
+        except ShardError as error:
+            ranks = f"{world} rank{'s' if world != 1 else ''}"
+            error.notes = (*error.notes, f"raised by plan({world}), for a world of {ranks}")
+            raise
+
+
+def _module(name: str) -> Mapping[str, Any]:
+    """The names of a module."""
+    try:
+        return vars(importlib.import_module(name))
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        known = _known_plans(Path("plans"))
+        raise PlanError(f"no plan module {name!r}", notes=[known]) from error
+
+
+@contextmanager
+def _told(source: str) -> Generator[None]:
+    """Run code of a plan; what it raises says where, and is a ShardError."""
+    try:
+        yield
+    except ShardError as error:
+        error.where = error.where or _line(error, source)
+        raise
+    except (Exception, SystemExit) as error:
+        found = error.msg if isinstance(error, SyntaxError) else error
+        headline = f"{source} cannot be used as a plan: {type(error).__name__}: {found}"
+        raise PlanError(headline, where=_line(error, source)) from error
+
+
+def _line(error: BaseException, source: str) -> str | None:
+    """The file's line at which an error came up; None if that was elsewhere."""
+    lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        lines.append((error.filename or "", error.lineno))
+    file = Path(source).absolute()
+    found = [line for name, line in lines if line and Path(name).absolute() == file]
+    return f"{source}:{found[-1]}" if found else None
+
+
+def _known_plans(folder: Path) -> str:
+    names = sorted(p.name for p in folder.glob("*.py") if p.name != "__init__.py")
+    return f"plans in {folder}: {', '.join(names) or 'none'}"

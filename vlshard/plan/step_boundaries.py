@@ -1,0 +1,53 @@
+"""What a core calls under a plan: the boundaries of one micro-batch."""
+
+from collections.abc import Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vlshard.attention import Schedule
+from vlshard.comm import Pending, RowMove, untraced
+from vlshard.plan.header import Share
+
+
+class StepBoundaries:
+    """The boundaries of one micro-batch under a plan.
+
+    Attributes:
+      share: what this rank holds.
+    """
+
+    def __init__(self, share: Share, schedules: Mapping[str, Schedule], merged: RowMove) -> None:
+        self.share = share
+        self._schedules = schedules
+        self._merged = merged
+
+    @untraced
+    def start(self, name: str, x: Tensor) -> Pending:
+        """Send a tensor over the named boundary; see ``Boundaries.start``.
+
+        Merged rows fly, and are waited for where they are placed, if vision's mode overlaps.
+        """
+        site, _, role = name.partition(".")
+        schedule = self._schedules[site]
+        move = self._merged if role == "merged" else schedule.q if role == "q" else schedule.kv
+        rows = x if role == "merged" else flat_rows(x)
+        pending = move.start(rows) if schedule.overlap else Pending.here(move(rows))
+        return pending.then(lambda y: as_batch(y, x.shape[0])) if x.ndim == 4 else pending
+
+    @untraced
+    def attend(self, site: str, q: Pending, k: Pending, v: Pending) -> Tensor:
+        """Attention inside segments; see ``Boundaries.attend``."""
+        key, value, query = flat_rows(k.wait()), flat_rows(v.wait()), flat_rows(q.wait())
+        return self._schedules[site].attend(query, key, value)
+
+
+def flat_rows(x: Float[Tensor, "... h d"]) -> Float[Tensor, "n h d"]:
+    """Rows of a batch one after another."""
+    return x.flatten(0, -3)
+
+
+def as_batch(x: Float[Tensor, "n h d"], rows: int) -> Float[Tensor, "b s h d"]:
+    """Positions as rows of a batch again, in one where rows have not equally many."""
+    batch = rows if rows and len(x) % rows == 0 else 1
+    return x.reshape(batch, len(x) // batch, *x.shape[1:])

@@ -1,0 +1,67 @@
+"""Tokens as rows of samples or as a pack of them: which token of which sample lies where."""
+
+import numpy as np
+
+from vlshard.language import (
+    Group,
+    IntArray,
+    Layout,
+    LayoutError,
+    Name,
+    Packed,
+    Span,
+    Spec,
+    label,
+    spec,
+)
+
+ROWS = "b s m"
+PACK = "(smp s) m"
+
+
+def is_packed(tokens: Spec) -> bool:
+    """Whether samples lie one after another, not each in a padded row."""
+    return isinstance(tokens.dims[0], Group)
+
+
+def pack_tokens(text: str, *, where: str | None = None) -> str:
+    """The layout of a pack of samples that is split as a layout of rows is.
+
+    Args:
+      text: layout of tokens, such as ``b@dp.home s@cp.zigzag m``.
+      where: the place that messages name.
+    Returns: the same splits in a pack, such as ``(smp@dp.home s@cp.zigzag) m``; a layout that is
+      packed already is given back.
+    Raises: SpecError if the text is no spec; LayoutError if it is no layout of tokens.
+    """
+    tokens = spec(text)
+    dims = " ".join(map(label, tokens.dims))
+    if dims == PACK:
+        return text
+    match tokens.dims:
+        case [Name(splits=whole), Name(splits=inner), width] if dims == ROWS and not tokens.pending:
+            samples, rows = ("".join(map(str, splits)) for splits in (whole, inner))
+            return f"(smp{samples} s{rows}) {width}"
+        case _:
+            headline = f"only a layout of {ROWS!r} can be packed"
+            raise LayoutError(headline, text=text, spans=[Span(0, len(text))], where=where)
+
+
+def token_places(tokens: Layout, rank: int) -> tuple[IntArray, IntArray]:
+    """Which tokens a rank holds, in local order.
+
+    Args:
+      tokens: layout of rows or of a pack.
+      rank: a global rank.
+    Returns: the sample of each token and its position in it, both [b, s]; a pack is one row.
+    """
+    held = tokens.indices(rank)[:-1]
+    pack = tokens.bound[0]
+    if isinstance(pack, Packed):
+        lengths = np.array(pack.packing.lengths, dtype=np.int64)
+        ends = np.cumsum(lengths)
+        samples = np.searchsorted(ends, held[0], side="right")
+        positions = held[0] - (ends - lengths)[samples]
+        return samples[None], positions[None]
+    samples, positions = np.meshgrid(*held, indexing="ij")
+    return samples, positions

@@ -1,0 +1,39 @@
+"""Layout to layout: the steps that move a tensor, what they cost, and who sends which rows.
+
+`transition` is the door: it reads two specs as `states`, `search` finds the cheapest way through
+`program_space`, whose steps (`steps`) are priced there and in `exchange_cost`. `routes` says what
+a step means for one rank, as `moves`: rows by index. Integers only; nothing is sent here.
+"""
+
+from vlshard.programs.moves import Moves, Positions, plan_moves
+from vlshard.programs.program import Program
+from vlshard.programs.routes import Route, route
+from vlshard.programs.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+    ZeroPad,
+)
+from vlshard.programs.transition import transition
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Exchange",
+    "Moves",
+    "Positions",
+    "Program",
+    "ReduceScatter",
+    "Route",
+    "Slice",
+    "Step",
+    "ZeroPad",
+    "plan_moves",
+    "route",
+    "transition",
+]

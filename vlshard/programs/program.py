@@ -1,0 +1,128 @@
+"""Programs: the steps from one layout to another, what they send, and how they print."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from vlshard.language import Layout, MeshShape, Packing, Spec, layout
+from vlshard.programs.routes import route, traffic
+from vlshard.programs.steps import Step, dual
+
+
+class Traffic(NamedTuple):
+    """Bytes that one rank sends to others."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps from one layout to another; printable, no tensors.
+
+    Attributes:
+      src: layout before.
+      dst: layout after.
+      mesh: the mesh that both are on.
+      steps: what to do, in order; nothing where the layouts are the same.
+      between: layouts after each step but the last.
+    """
+
+    src: Spec
+    dst: Spec
+    mesh: MeshShape
+    steps: tuple[Step, ...]
+    between: tuple[Spec, ...] = ()
+
+    @cached_property
+    def specs(self) -> tuple[Spec, ...]:
+        """Layouts before the first step, and after each."""
+        return (self.src, *self.between, self.dst)
+
+    def layouts(self, mesh: MeshShape, /, **sizes: int | Packing) -> tuple[Layout, ...]:
+        """The layouts before the first step, and after each, bound to sizes.
+
+        Args:
+          mesh: the mesh of the program, or an equal one.
+          sizes: global size or packing of each dim, by name.
+        Raises: LayoutError if a size is missing or does not fit.
+        """
+        return tuple(layout(spec, mesh, where=None, **sizes) for spec in self.specs)
+
+    def bytes_sent(self, /, *, rank: int = 0, itemsize: int = 4, **sizes: int | Packing) -> Traffic:
+        """Bytes that a rank sends, exactly.
+
+        Args:
+          rank: a global rank of the mesh.
+          itemsize: bytes of one element.
+          sizes: global size or packing of each dim, by name.
+        Returns: bytes forward and backward; an all-reduce of n ranks counts as 2(n-1)/n of the
+          tensor, rounded up.
+        Raises: LayoutError if a size is missing or does not fit.
+        """
+        counts = _counts(self.steps, self.layouts(self.mesh, **sizes), rank, itemsize)
+        return Traffic(*(sum(count[way] for count in counts) for way in (0, 1)))
+
+    def describe(self, /, *, itemsize: int = 4, **sizes: int | Packing) -> str:
+        """The program as a table, with the bytes that each step sends.
+
+        Args:
+          itemsize: bytes of one element.
+          sizes: global size or packing of each dim, by name.
+        Returns: per step the layout that it leads to, its backward, and the bytes of the rank that
+          sends most, both ways; below them the most that a rank sends in all steps.
+        Raises: LayoutError if a size is missing or does not fit.
+        """
+        if not self.steps:
+            return str(self)
+        layouts = self.layouts(self.mesh, **sizes)
+        ranks = [_counts(self.steps, layouts, r, itemsize) for r in range(self.mesh.size)]
+        most = [_most(counts) for counts in zip(*ranks, strict=True)]
+        total = _most([Traffic(*map(sum, zip(*counts, strict=True))) for counts in ranks])
+        rows = [("forward", "layout", "bytes", "backward", "bytes")]
+        for step, spec, sent in zip(self.steps, self.specs[1:], most, strict=True):
+            rows.append((str(step), str(spec), f"{sent[0]:,}", str(dual(step)), f"{sent[1]:,}"))
+        sum_up = f"  a rank sends at most {total[0]:,} bytes, in backward {total[1]:,}"
+        return "\n".join([self._head, *_table(rows, "<<><>"), sum_up])
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"{self._head}\n  nothing to do"
+        rows = [(str(step), f"backward {dual(step)}") for step in self.steps]
+        if self.between:
+            pairs = zip(rows, self.specs[1:], strict=True)
+            rows = [(step, f"-> {spec}", back) for (step, back), spec in pairs]
+        return "\n".join([self._head, *_table(rows, "<<<")])
+
+    @property
+    def _head(self) -> str:
+        """The arrow and the mesh."""
+        return f"{self.src} -> {self.dst}  on {self.mesh}"
+
+
+def _counts(
+    steps: Sequence[Step], layouts: Sequence[Layout], rank: int, itemsize: int
+) -> list[Traffic]:
+    """Bytes that a rank sends in each step."""
+    found: list[Traffic] = []
+    for step, src, dst in zip(steps, layouts, layouts[1:], strict=False):
+        sent = traffic(route(step, src, dst, rank), src, dst, rank)
+        found.append(Traffic(*(itemsize * count for count in sent)))
+    return found
+
+
+def _most(counts: Sequence[Traffic]) -> Traffic:
+    """The largest number each way."""
+    return Traffic(*map(max, zip(*counts, strict=True)))
+
+
+def _table(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Lines of aligned columns; ``<`` and ``>`` say to which side."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        (
+            "  " + "  ".join(f"{x:{to}{n}}" for x, to, n in zip(row, sides, widths, strict=False))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,119 @@
+"""What a step means for one rank: which rows of which dim go where. Pure integers."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import assert_never
+
+from vlshard.language import BoundDim, IntArray, Layout
+from vlshard.programs.moves import Moves, locate, plan_moves
+from vlshard.programs.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+    ZeroPad,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """One rank's part in a step.
+
+    Attributes:
+      axes: the axes of the group, in mesh order.
+      dims: tensor dims that ``moves.send`` and ``moves.receive`` index.
+      moves: rows that go and come; None where a whole tensor is all-reduced.
+    """
+
+    axes: tuple[str, ...]
+    dims: tuple[int, int] = (0, 0)
+    moves: Moves | None = None
+
+
+def route(step: Step, src: Layout, dst: Layout, rank: int) -> Route:
+    """One rank's part in a step.
+
+    Args:
+      step: a step from ``src`` to ``dst``.
+      src: layout before.
+      dst: layout after.
+      rank: a global rank.
+    Returns: the rows that it sends and receives, by index.
+    """
+    match step:
+        case AllReduce(axis):
+            return Route(src.mesh.read(axis))
+        case AllToAll(axis, taken, put):
+            return _all_to_all(axis, (_find(src, put), _find(src, taken)), src, dst, rank)
+        case AllGather(axis, dim) | Slice(axis, dim):
+            return _along(_find(src, dim), src.mesh.read(axis), src, dst, rank)
+        case ReduceScatter(axis, dim) | ZeroPad(axis, dim):
+            back = _along(_find(src, dim), src.mesh.read(axis), dst, src, rank)
+            return Route(back.axes, back.dims, back.moves.reverse if back.moves else None)
+        case Exchange(axes, dim):
+            return _along(_find(src, dim), axes, src, dst, rank)
+        case _:
+            assert_never(step)
+
+
+def traffic(route: Route, src: Layout, dst: Layout, rank: int) -> tuple[int, int]:
+    """Elements that a rank sends in a step, forward and backward.
+
+    Args:
+      route: the rank's part in the step.
+      src: layout before.
+      dst: layout after.
+      rank: the global rank.
+    Returns: exact counts; an all-reduce of n ranks counts as 2(n-1)/n of the tensor, rounded up.
+    """
+    before, after = src.local_shape(rank), dst.local_shape(rank)
+    if route.moves is None:
+        ranks = src.mesh.span(route.axes)
+        count = -(-2 * (ranks - 1) * prod(before) // ranks)
+        return count, count
+    leave, arrive = route.dims
+    sent = prod(n for i, n in enumerate(before) if i != leave)
+    returned = prod(n for i, n in enumerate(after) if i != arrive)
+    return route.moves.rows_sent * sent, route.moves.rows_received * returned
+
+
+def _along(dim: int, axes: tuple[str, ...], src: Layout, dst: Layout, rank: int) -> Route:
+    """Rows of one dim go to the ranks that want them."""
+    peers = src.mesh.peers(axes, rank)
+    have, want = ([_rows(side, peer, dim) for peer in peers] for side in (src, dst))
+    return Route(axes, (dim, dim), plan_moves(have, want, peers.index(rank)))
+
+
+def _all_to_all(axis: str, dims: tuple[int, int], src: Layout, dst: Layout, rank: int) -> Route:
+    """Each rank is sent its block of the first dim and gets all blocks of the second."""
+    axes = src.mesh.read(axis)
+    (cut, joined), peers = dims, src.mesh.peers(axes, rank)
+    whole, full = _rows(src, rank, cut), _rows(dst, rank, joined)
+    send = tuple(locate(whole, _rows(dst, peer, cut)) for peer in peers)
+    receive = tuple(locate(full, _rows(src, peer, joined)) for peer in peers)
+    moves = Moves(peers.index(rank), send, receive, whole.size, full.size, local=False)
+    return Route(axes, dims, moves)
+
+
+def _rows(layout: Layout, rank: int, dim: int) -> IntArray:
+    """Global indices of one dim that a rank holds, in local order; not to be written to."""
+    bound, places = layout.bound[dim], layout.mesh.coords(rank)
+    return _held(bound, tuple((axis, places[axis]) for axis in bound.axes))
+
+
+@lru_cache(maxsize=256)
+def _held(dim: BoundDim, place: tuple[tuple[str, int], ...]) -> IntArray:
+    """Kept because the routes of q, k, v and out ask for the same rows."""
+    rows = dim.pieces(dict(place)).indices()
+    rows.setflags(write=False)
+    return rows
+
+
+def _find(layout: Layout, name: str) -> int:
+    """The tensor dim with a label."""
+    labels = [layout.spec.label(i) for i in range(len(layout.spec.dims))]
+    return labels.index(name)
