@@ -163,7 +163,7 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
     """The model as the plan stores it, with the folder's weights or new ones."""
     with together(*KNOWN_ERRORS, ValueError), torch.device("meta"):
         refuse_expert_widths(job.config, DTYPES[settings.dtype])
-        model = Qwen3VLMoe(job.config, job.bound.plan.checkpoint)
+        model = Qwen3VLMoe(job.config, job.bound.checkpoint)
         freeze(model, settings.freeze)
     shard_model(
         model,

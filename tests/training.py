@@ -73,7 +73,7 @@ class Run:
             chosen = load_plan(plan, world)
             self.bound = (chosen.packed() if packed else chosen).bind(config, world)
             with torch.device("meta"):
-                self.model = Qwen3VLMoe(config, checkpoint or self.bound.plan.checkpoint)
+                self.model = Qwen3VLMoe(config, checkpoint or self.bound.checkpoint)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(not any(name.startswith(part) for part in freeze))
         if self.bound is not None:

@@ -43,7 +43,7 @@ class UnderPlan:
         world = dist.get_world_size()
         self.bound = load_plan(f"plans/{plan}.py", world).bind(self._config, world)
         with torch.device("meta"):
-            self.model = Qwen3VLMoe(self._config, self.bound.plan.checkpoint)
+            self.model = Qwen3VLMoe(self._config, self.bound.checkpoint)
         shard_model(
             self.model,
             self.bound.storages,

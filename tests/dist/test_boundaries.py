@@ -86,7 +86,7 @@ class Spy:
         """What is declared for a boundary, before or, with an axis, after heads are dealt."""
         site, role = name.split(".")
         dims = spec(self.bound.config.boundaries[name]).names[2:]
-        tokens = self.bound.plan.layouts["vision.patches" if site == "vision" else "text.tokens"]
+        tokens = str(self.bound.patches if site == "vision" else self.bound.tokens)
         tokens = tokens.rsplit(" ", 1)[0]
         if axis:
             tokens = re.sub(rf"@{axis.split('.')[0]}(\.zigzag)?", "", tokens)
@@ -120,7 +120,7 @@ class Spy:
     @property
     def packed(self):
         """Whether samples lie one after another: one row, as the model sees it."""
-        return self.bound.plan.layouts["text.tokens"].startswith("(")
+        return str(self.bound.tokens).startswith("(")
 
     @property
     def tokens(self):
@@ -157,7 +157,7 @@ class Spy:
         """The elements that came are those that are declared for the other side."""
         site, role = name.split(".")
         where = self.layout_of(name)
-        mode = self.bound.plan.attention.get(site)
+        mode = self.bound.attention.get(site)
         held = list(where.indices(self.rank))
         if role == "merged":
             held[0] = self.placeholders()

@@ -384,8 +384,8 @@ def test_a_plan_is_found_by_module_too():
 
 def test_storage_names_every_axis():
     bound = make().bind(tiny_config(), 4)
-    assert bound.storage("model.visual") == Storage((), ("dp", "cp"))
-    assert bound.storage("lm_head") == Storage(("dp", "cp"), ())
+    assert bound.storages["model.visual"] == Storage((), ("dp", "cp"))
+    assert bound.storages["lm_head"] == Storage(("dp", "cp"), ())
 
 
 HEADER = make_headers(

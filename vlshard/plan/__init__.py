@@ -1,18 +1,19 @@
 """A plan: the layout of each boundary of a model, its storage and attention, checked and bound.
 
-`plan` holds `Plan` and what binding it gives, `plan_file` reads one, `check` and `check_attention`
-find its faults, against what `model_config` asks of a model. `header` is what all ranks know of a
+`plan` holds `Plan`, `plan_file` reads one; `check` and its neighbours find its faults, against what
+`model_config` asks of a model; `bound_plan` is what fits. `header` is what all ranks know of a
 micro-batch; from it `tokens` and `hand_off` say who holds which tokens and visual rows, and
 `step_boundaries` is what a core then calls, by the protocol in `boundaries`. `advise` compares
 layouts of patches before anything runs.
 """
 
 from vlshard.plan.advise import Advice, advise_patches
+from vlshard.plan.bound_plan import BoundPlan
 from vlshard.plan.boundaries import Boundaries, local_boundaries
 from vlshard.plan.check_attention import idle_axes
 from vlshard.plan.header import Grid, SampleFacts, Share, StepHeader, deal_rows, make_headers
 from vlshard.plan.model_config import ModelConfig
-from vlshard.plan.plan import BoundPlan, Plan, load_plan
+from vlshard.plan.plan import Plan, load_plan
 from vlshard.plan.step_boundaries import StepBoundaries
 
 __all__ = [

@@ -15,8 +15,8 @@ from vlshard.language import (
     splits_in,
     ulysses_specs,
 )
-from vlshard.plan.check import Place
 from vlshard.plan.model_config import SITES, ModelConfig
+from vlshard.plan.place import Place
 
 
 def check_modes(
