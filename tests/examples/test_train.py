@@ -17,13 +17,16 @@ from PIL import Image
 from torch.distributed.tensor import DTensor
 from transformers import AutoImageProcessor, Qwen3VLMoeForConditionalGeneration
 
-from examples.launch import INTERRUPTED, Interruption
-from examples.options import Settings
-from examples.train import Trainer, build_model, prepare, train
 from model.config.config import load_config
 from model.data.loader import Loader
 from model.data.sample import IGNORED
+from model.training.build import build_model
+from model.training.interruption import INTERRUPTED, Interruption
+from model.training.job import prepare
 from model.training.measure import kept_cost
+from model.training.settings import Settings
+from model.training.train import train
+from model.training.trainer import Trainer
 from tests.hf_oracle import hf_model, hf_outcome
 from tests.tiny import image, make_batch, sample, tiny_raw
 from vlshard.comm.agreement import AgreedError
@@ -409,6 +412,25 @@ def command(folder, *more, world=None):
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+HELP = """
+import runpy, sys
+sys.argv[1:] = ["--help"]
+try:
+    runpy.run_path("examples/train.py", run_name="__main__")
+finally:
+    print([name for name in ("torch", "transformers", "rich") if name in sys.modules])
+"""
+
+
+def test_help_is_told_before_torch_is_imported():
+    call = [sys.executable, "-c", HELP]
+    done = subprocess.run(
+        call, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "peak learning rate" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_torchrun_trains_and_exports_what_transformers_loads(folder, tmp_path):

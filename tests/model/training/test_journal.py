@@ -5,11 +5,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from examples.options import Settings
-from examples.progress import Journal, StepRecord, check_picture
-from vlshard.comm.agreement import AgreedError
-
-REQUIRED = "--plan p.py --model m --data d.jsonl --steps 10 --batch 4".split()
+from model.training.journal import Journal
+from model.training.plot import check_picture
+from model.training.record import StepRecord
 
 
 def record(step, loss=2.5):
@@ -77,44 +75,3 @@ def test_pictures_that_cannot_be_written_are_refused(tmp_path, name, reason):
     check_picture(tmp_path / "plot.PNG")
     with pytest.raises(OSError, match=reason):
         check_picture(tmp_path / name)
-
-
-def test_settings_have_the_documented_defaults():
-    found = Settings.from_command_line(REQUIRED)
-    assert (found.lr, found.min_lr, found.schedule, found.warmup) == (1e-3, 0.0, "constant", 0)
-    assert (found.weight_decay, found.clip, found.seed, found.shuffle) == (0.0, 1.0, 0, True)
-    assert (found.dtype, found.freeze, found.micro_batch, found.save) == ("float32", (), None, None)
-
-
-def test_settings_collect_freeze_patterns():
-    more = "--freeze a.* b.* --no-shuffle --freeze c".split()
-    found = Settings.from_command_line([*REQUIRED, *more])
-    assert (found.freeze, found.shuffle) == (("a.*", "b.*", "c"), False)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (["--batch", "0"], "argument --batch: 0 is not a finite number >= 1"),
-        (["--lr", "nan"], "argument --lr: nan is not a finite number >= 0"),
-        (["--steps", "x"], "argument --steps: invalid int value: 'x'"),
-        (["--dtype", "float16"], "argument --dtype: invalid choice: 'float16'"),
-        (["--speed", "9"], "unrecognized arguments: --speed 9"),
-    ],
-)
-def test_settings_refuse_a_wrong_command_line(change, text):
-    with pytest.raises(AgreedError) as error:
-        Settings.from_command_line([*REQUIRED, *change])
-    assert str(error.value).startswith(text)
-    assert "usage: " in str(error.value)
-
-
-def test_cosine_falls_from_the_peak_to_the_least_rate():
-    more = "--schedule cosine --lr 1 --min-lr 0.2 --warmup 2".split()
-    found = Settings.from_command_line([*REQUIRED, *more])
-    assert [found.lr_at(step) for step in (0, 1, 2, 6, 10)] == pytest.approx([0.5, 1, 1, 0.6, 0.2])
-
-
-def test_constant_stays_after_warm_up():
-    found = Settings.from_command_line([*REQUIRED, "--warmup", "4"])
-    assert [found.lr_at(step) for step in (0, 3, 9)] == pytest.approx([2.5e-4, 1e-3, 1e-3])

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Self
 
-from vlshard.comm import AgreedError
+
+class SettingsError(ValueError):
+    """A command line that says nothing that can be done."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Settings:
     def from_command_line(cls, arguments: Sequence[str] | None = None) -> Self:
         """Parse a command line; None is the process's own.
 
-        Raises: AgreedError if it is wrong (every rank has the same command line).
+        Raises: SettingsError if it is wrong (every rank has the same command line).
         """
         found = vars(_parser().parse_args(arguments))
         return cls(**{**found, "freeze": tuple(found["freeze"])})
@@ -62,7 +64,8 @@ class _Parser(argparse.ArgumentParser):
     """Raises where argparse would print and exit on every rank."""
 
     def error(self, message: str) -> NoReturn:
-        raise AgreedError(message, notes=self.format_usage().splitlines())
+        usage = self.format_usage().splitlines()
+        raise SettingsError("\n  ".join([message, *usage]))
 
 
 def _number(kind: type[int] | type[float], least: float) -> Callable[[str], float]:

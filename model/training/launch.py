@@ -3,43 +3,18 @@
 import datetime
 import importlib
 import os
-import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
-from types import FrameType
 
 import torch
 import torch.distributed as dist
 
+from model.training.report import tell
 from vlshard.comm import AgreedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 TIMEOUT = datetime.timedelta(minutes=10)
-REPORT_SECONDS = 1.0
-INSIST_SECONDS = 5.0
-INTERRUPTED = 130
-
-
-class Interruption:
-    """Notes the interrupt signal, so that all ranks can stop together after a step."""
-
-    def __init__(self) -> None:
-        self._first: float | None = None
-
-    def install(self) -> None:
-        """Take over the signal; one that comes seconds after the first ends the process."""
-        signal.signal(signal.SIGINT, self._note)
-
-    def __bool__(self) -> bool:
-        return self._first is not None
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        self._first = self._first or now
-        if now - self._first > INSIST_SECONDS:
-            os._exit(INTERRUPTED)
 
 
 def join_ranks(device: str | None = None) -> torch.device:
@@ -76,8 +51,7 @@ def run(main: Callable[[], int]) -> None:
     try:
         status = main()
     except AgreedError as error:
-        status = 1
-        _report(error)
+        status = tell(error)
     except SystemExit:
         raise
     except BaseException:
@@ -94,11 +68,3 @@ def _default_device() -> str:
     """The accelerator if it is cuda; asks nothing of torch.cuda where torch has none."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return "cuda" if accelerator is not None and accelerator.type == "cuda" else "cpu"
-
-
-def _report(error: AgreedError) -> None:
-    """Rank 0 speaks; the others leave it the time to, since the first exit ends all ranks."""
-    if int(os.environ.get("RANK", 0)) == 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(REPORT_SECONDS)

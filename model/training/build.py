@@ -1,0 +1,50 @@
+"""The model of a training run: its parts stored as the plan says, its weights loaded or made."""
+
+import fnmatch
+
+import torch
+from torch import nn
+
+from model.checkpoint import has_weights, load_checkpoint
+from model.modules import Qwen3VLMoe, fill, refuse_expert_widths
+from model.training.job import DTYPES, KNOWN_ERRORS, Job
+from model.training.settings import Settings
+from vlshard import ShardError, shard_model
+from vlshard.comm import together
+from vlshard.language import nearest
+
+
+def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module:
+    """The model as the plan stores it, with the folder's weights or new ones."""
+    with together(*KNOWN_ERRORS, ValueError), torch.device("meta"):
+        refuse_expert_widths(job.config, DTYPES[settings.dtype])
+        model = Qwen3VLMoe(job.config, job.bound.checkpoint)
+        freeze(model, settings.freeze)
+    shard_model(
+        model,
+        job.bound.storages,
+        job.bound.mesh,
+        lookups=job.config.lookups(),
+        compute_dtype=DTYPES[settings.dtype],
+        device_type=device.type,
+    )
+    model.to_empty(device=device)
+    with together(*KNOWN_ERRORS):
+        if has_weights(settings.model):
+            load_checkpoint(model, settings.model, job.config, settings.expert_layout)
+        else:
+            fill(model, job.config, settings.seed)
+    return model
+
+
+def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    """Take the parameters whose names match a pattern out of training."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
+            raise ShardError(f"--freeze {pattern!r} matches no parameter{nearest(pattern, names)}")
+        for name in matches:
+            model.get_parameter(name).requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ShardError("--freeze leaves no parameter to train")

@@ -1,0 +1,83 @@
+"""What a training run needs, read and checked before anything of the model is allocated."""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from model.checkpoint import CheckpointError, check_checkpoint, check_target, has_weights
+from model.config import Config, ConfigError, load_config
+from model.data import DATA_ERRORS, ImageReader, Reading, RowFile
+from model.training.measure import kept_cost, measure_cost
+from model.training.plot import check_picture
+from model.training.settings import Settings
+from vlshard import BoundPlan, load_plan
+from vlshard.comm import agree, together
+
+KNOWN_ERRORS = (*DATA_ERRORS, ConfigError, CheckpointError)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the settings name, read and checked."""
+
+    config: Config
+    bound: BoundPlan
+    rows: RowFile
+    images: ImageReader
+    reading: Reading
+
+
+def prepare(settings: Settings, device: torch.device) -> Job:
+    """Read and check everything but the weights; nothing of the model is allocated yet."""
+    with together(*KNOWN_ERRORS):
+        config = load_config(settings.model)
+        plan = load_plan(settings.plan, dist.get_world_size())
+        images = ImageReader(settings.model, config)
+        rows = RowFile(settings.data, settings.model, config, images)
+        if has_weights(settings.model):
+            check_checkpoint(settings.model, config, settings.expert_layout)
+        prepare_outputs(settings)
+    if settings.measure_cost:
+        plan = replace(plan, cost=measured_cost(config, settings, device))
+    with together(*KNOWN_ERRORS):
+        bound = plan.bind(config, dist.get_world_size())
+        if settings.pack:
+            bound = plan.packed().bind(config, dist.get_world_size())
+    reading = Reading(
+        num_rows=len(rows),
+        batch=settings.batch,
+        steps=settings.steps,
+        micro_batch=settings.micro_batch,
+        seed=settings.seed,
+        shuffle=settings.shuffle,
+    )
+    return Job(config, bound, rows, images, reading)
+
+
+def measured_cost(config: Config, settings: Settings, device: torch.device) -> tuple[float, float]:
+    """What a frame costs on rank 0, now or when the model was saved; every rank gets the same."""
+    mine = None
+    with together(*KNOWN_ERRORS, RuntimeError):
+        if dist.get_rank() == 0:
+            kept = kept_cost(settings.model)
+            mine = kept or measure_cost(config, device, DTYPES[settings.dtype])
+            words = "as saved with the model" if kept else "measured now"
+            told = f"{mine[0]:.3g} n^2 + {mine[1]:.3g} n seconds, {words}"
+            print(f"a frame of n patches costs {told}", flush=True)
+    a, b = agree(mine)[0]
+    return a, b
+
+
+def prepare_outputs(settings: Settings) -> None:
+    """Make the folders of what rank 0 writes; refuse to export over what is no export."""
+    if settings.save:
+        check_target(settings.save)
+    for path in (settings.save, settings.metrics, settings.plot):
+        if path and dist.get_rank() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if settings.metrics and dist.get_rank() == 0:
+        settings.metrics.open("a").close()
+    if settings.plot and dist.get_rank() == 0:
+        check_picture(settings.plot)
