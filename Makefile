@@ -34,6 +34,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_language

@@ -1,13 +1,13 @@
 """The command line: pictures of layouts and programs, and checks of plans."""
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vlshard.cli.arguments import Segments, complete, read_mesh, read_numbers, read_sizes, written
+from vlshard.cli.models import ENTRY_POINTS, config_of, config_of_folder
 from vlshard.cli.picture import MOST_COUNTED
 from vlshard.cli.show import rendered, show
 from vlshard.cli.svg import draw
@@ -22,7 +22,7 @@ from vlshard.language import (
     layout,
     spec,
 )
-from vlshard.plan import ModelConfig, idle_axes, load_plan
+from vlshard.plan import idle_axes, load_plan
 from vlshard.programs import transition
 
 WRONG = 2
@@ -75,8 +75,12 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("plan", help="file or module that defines plan(world)")
     add("--world", type=int, required=True, help="number of ranks")
-    add("--config", required=True, help="module:function that gives the model's config")
-    add("--model", help="folder of the model, handed to the function")
+    add("--model", help="folder of the model; its config.json says which model it is")
+    add(
+        "--config",
+        help="module:function that gives the model's config, called with the folder; default: "
+        f"what is registered as {ENTRY_POINTS!r} for the folder's model_type",
+    )
     parser.set_defaults(command=_check)
 
 
@@ -145,7 +149,12 @@ def _check(options: argparse.Namespace) -> int:
     if options.world < 1:
         raise PlanError(f"--world is a number of ranks, at least 1, not {options.world}")
     plan = load_plan(options.plan, options.world)
-    config = _config(options.config, options.model)
+    if options.config:
+        config = config_of(options.config, options.model)
+    elif options.model:
+        config = config_of_folder(options.model)
+    else:
+        raise PlanError("which model? --model names its folder, or --config gives its config")
     faults = list(plan.faults(config, options.world))
     for fault in faults:
         print(f"{type(fault).__name__}: {fault}")
@@ -154,21 +163,3 @@ def _check(options: argparse.Namespace) -> int:
         for remark in idle_axes(plan.attention, plan.layouts, plan.mesh, config):
             print(f"  {remark}")
     return int(bool(faults))
-
-
-def _config(name: str, folder: str | None) -> ModelConfig:
-    """What a function of the caller's gives for a model; this package knows no models."""
-    place, _, attribute = name.partition(":")
-    if not place or not attribute:
-        example = "for example model.config:load_config, with the folder that --model names"
-        raise PlanError(f"--config takes module:function, not {name!r}", notes=[example])
-    try:
-        found = getattr(importlib.import_module(place), attribute)
-        config = found(folder) if folder else found() if callable(found) else found
-    except (Exception, SystemExit) as error:
-        headline = f"--config {name} gives no config: {type(error).__name__}: {error}"
-        note = "it takes module:function, called with the folder that --model names"
-        raise PlanError(headline, notes=[note]) from error
-    if not isinstance(config, ModelConfig):
-        raise PlanError(f"--config {name} gives a {type(config).__name__}, not a model's config")
-    return config

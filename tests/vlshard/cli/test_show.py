@@ -1,5 +1,6 @@
 """``python -m vlshard show`` and ``check``: whole outputs."""
 
+import json
 import runpy
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -397,6 +398,24 @@ def test_check_refuses_what_is_no_plan_or_no_config(capsys):
     assert capsys.readouterr().err == (
         "PlanError: --config takes module:function, not 'model.config'\n"
         "  for example model.config:load_config, with the folder that --model names\n"
+    )
+
+
+def test_check_reads_the_model_that_a_folder_names(capsys, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    arguments = ["check", "plans/vision_cp_ulysses.py", "--world", "4"]
+    assert main([*arguments, "--model", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "plans/vision_cp_ulysses.py fits: 4 ranks as dp=2 cp=2\n"
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == (
+        "PlanError: which model? --model names its folder, or --config gives its config\n"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"model_type": "qwen3_vl_mo"}))
+    assert main([*arguments, "--model", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"PlanError: {tmp_path}/config.json: no model is installed that reads model_type "
+        "'qwen3_vl_mo'; did you mean 'qwen3_vl_moe'?\n"
+        "  installed: qwen3_vl_moe\n  --config module:function gives one\n"
     )
 
 
