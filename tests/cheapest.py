@@ -45,7 +45,7 @@ class Rules:
         self.start, self.goal = self.state(src, dst), self.state(dst, dst)
         self.sides = [*zip(self.start.dims, self.goal.dims, strict=True)]
         self.sizes = [
-            size if kind == "pack" and sum(size.lengths) else symbolic(kind, side, self.ranks, mesh)
+            size if kind == "pack" and sum(size.lengths) else symbolic(kind, side, mesh)
             for kind, side, size in zip(self.kinds, self.sides, sizes, strict=True)
         ]
         rows = [total(kind, size) for kind, size in zip(self.kinds, self.sizes, strict=True)]
@@ -212,23 +212,23 @@ def total(kind, size):
     return size.lengths[0] * size.lengths[1] if kind == "fused" else sum(size.lengths)
 
 
-def symbolic(kind, sides, ranks, mesh):
-    """Sizes that all cuts divide, for dims that have none."""
+def symbolic(kind, sides, mesh):
+    """Sizes that all cuts divide, for dims that have none; but for packs the same for all pairs."""
     cuts = [cut for side in sides for cut in side]
-    double = 2 ** sum(cut.order == "zigzag" for cut in cuts)
-
-    def span(slots):
-        return prod(mesh[a] for a in {a for c in cuts if c.slot in slots for a in c.axes})
-
-    if kind == "plain" or (kind == "fused" and not any(c.slot in ("h", "d") for c in cuts)):
-        lengths = (1,) * (ranks * double)
-        return Size(lengths) if kind == "plain" else Size((len(lengths), 1))
+    ranks, double = prod(mesh.values()), 2 ** sum(n > 1 for n in mesh.values())
     if kind == "fused":
-        return Size((2 * span("h"), 2 * span("d") * ranks))
+        return Size((ranks, ranks))
+    if kind == "plain":
+        if not any(cut.order == "home" for cut in cuts):
+            return Size((1,) * (ranks * double))
+        home = tuple(k % ranks for k in range(ranks * ranks * double))
+        return Size((1,) * len(home), 1, home, ranks)
+    double = 2 ** sum(cut.order == "zigzag" for cut in cuts)
     homes = lcm(*(oracle.ranks_along(c.axes, mesh) for c in cuts if c.order == "home"))
-    segments = span(["img"])
+    segments = prod(mesh[a] for a in {a for c in cuts if c.slot == "img" for a in c.axes})
+    length = prod(mesh[a] for a in {a for c in cuts if c.slot != "img" for a in c.axes}) * double
     home = tuple(k % homes for k in range(segments))
-    return Size((span(["s", "all"]) * double,) * segments, 1, home, homes)
+    return Size((length,) * segments, 1, home, homes)
 
 
 @lru_cache(maxsize=200_000)
@@ -250,20 +250,8 @@ def rows_sent(kind, size, before, after, mesh):
 
 
 def held(kind, size, cuts, mesh, place):
-    """Rows that a place has; those of a plain dim are at home with one rank after another."""
-    if kind != "plain":
-        return {*oracle.ROWS[kind](oracle.Dim(kind, "", cuts), size, mesh, place)}
-    rows = list(range(len(size.lengths)))
-    for cut in cuts:
-        n, r = oracle.ranks_along(cut.axes, mesh), oracle.place_along(cut.axes, mesh, place)
-        if cut.order == "home":
-            rows = [row for row in rows if row % n == r]
-        elif cut.order == "zigzag":
-            chunks = oracle.parts(rows, 2 * n)
-            rows = chunks[r] + chunks[2 * n - 1 - r]
-        else:
-            rows = oracle.torch_chunk(rows, n, r)
-    return {*rows}
+    """Rows that a place has."""
+    return {*oracle.ROWS[kind](oracle.Dim(kind, "", cuts), size, mesh, place)}
 
 
 def cheapest(src, dst, mesh, sizes):

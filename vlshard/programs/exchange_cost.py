@@ -1,14 +1,18 @@
 """What an exchange of rows costs, exactly by index: on a given Packing, else at symbolic sizes.
 
-Symbolic sizes are such that all cuts divide. A plain dim has as many rows as all axes in play
-have ranks, and twice that for each zigzag of a side; its rows are at home with one rank after
-another in turn. A part of a fused dim has twice as many rows as the axes that cut it on either
-side have ranks, the last part that times the ranks of all axes. A pack without a Packing has a
-segment for each rank of the axes that deal its segments on either side, each as long as the other
-axes that cut it have ranks, and twice that for each zigzag.
+Symbolic sizes belong to a dim and a mesh, not to what is asked, so that all costs compare. With R
+ranks on the mesh and Z axes of more than one rank, so that no dim has more zigzags one in another:
+
+- a plain dim has R * 2**Z rows; where ``.home`` cuts, R times as many, which go to the R ranks in
+  turn: n of its ranks have R / n neighbours each;
+- so has each factor of a fused dim, but for those whose number the spec writes; the last of a
+  bracket that is all written is multiplied by R;
+- a pack without a Packing is no larger than two sides need, and compares with nothing else.
+
+Fractions are the same at all sizes that divide, so rows are counted at the least of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from math import lcm, prod
 from typing import NamedTuple
@@ -20,6 +24,7 @@ from vlshard.language import Dim, Group, Int, IntArray, Packed, Packing
 from vlshard.programs.states import Axes, Cut, Cuts, used_axes
 
 Places = Mapping[str, IntArray]
+Part = tuple[int, ...]
 
 
 class Rows(NamedTuple):
@@ -39,24 +44,29 @@ class ExchangeCost:
     def __init__(
         self,
         dim: Dim,
-        sides: tuple[Cuts, Cuts],
         sizes: Mapping[str, int],
-        ranks: int,
         packing: Packing | None = None,
+        zigzags: int | None = None,
     ) -> None:
         """Choose the sizes.
 
         Args:
-          dim: the dim.
-          sides: its cuts before and after the program.
+          dim: the dim; its splits do not matter.
           sizes: ranks along each part of the mesh.
-          ranks: ranks of all axes in play together.
           packing: the pack, if the dim is one.
+          zigzags: how many zigzags there is room for, one in another; for each axis one if None.
         """
         self._dim, self._sizes, self._packing = dim, sizes, packing
-        self._leaves = {} if packing else _leaf_rows(dim, sides, sizes, ranks)
-        self.rows = packing.rows if packing else prod(self._leaves.values())
-        self._places: dict[Cuts, Places] = {}
+        self._leaves = list(_leaves(dim, ()))
+        ranks = prod(sizes.values())
+        double = sum(n > 1 for n in sizes.values()) if zigzags is None else zigzags
+        if packing:
+            self.rows = packing.rows
+        elif isinstance(dim, Group):
+            self.rows = prod(fixed or ranks << double for _, fixed in self._leaves)
+            self.rows *= ranks if all(fixed for _, fixed in self._leaves) else 1
+        else:
+            self.rows = ranks * ranks << double
         self._sent: dict[tuple[Cuts, Cuts], Rows] = {}
 
     def sent(self, before: Cuts, after: Cuts) -> Rows:
@@ -68,49 +78,72 @@ class ExchangeCost:
         Args:
           before: the cuts of the dim.
           after: its cuts after the exchange.
+        Returns: what the rank sends that sends most, and all ranks of the axes that cut it before
+          or after.
         """
         key = (before, after)
         if key not in self._sent:
-            have, want = self._place(before), self._place(after)
-            copies = prod(self._sizes[axis] for axis in have if axis not in want)
-            kept = np.ones(self.rows, dtype=bool)
-            sender = np.zeros(self.rows, dtype=np.int64)
-            for axis, place in have.items():
-                sender = sender * self._sizes[axis] + place
-                if axis in want:
-                    kept &= place == want[axis]
-            sent = np.bincount(sender, copies - kept.astype(np.int64))
-            self._sent[key] = Rows(int(sent.max(initial=0)), int(sent.sum()))
+            if self._packing:
+                have, want = (_packed_places(self._packing, cuts, self._sizes) for cuts in key)
+            else:
+                small = _Small(self._dim, self._leaves, key, self._sizes)
+                have, want = small.places(before), small.places(after)
+            most, total, rows = _counted(have, want, self._sizes)
+            scale = self.rows // max(rows, 1)
+            self._sent[key] = Rows(most * scale, total * scale)
         return self._sent[key]
 
-    def _place(self, cuts: Cuts) -> Places:
-        """For each axis that cuts the dim, the place along it of the rank that holds each row."""
-        if cuts not in self._places:
-            if self._packing:
-                self._places[cuts] = self._packed_places(self._packing, cuts)
-            else:
-                found: dict[str, IntArray] = {}
-                self._local(self._dim, (), cuts, found)
-                self._places[cuts] = found
-        return self._places[cuts]
 
-    def _packed_places(self, packing: Packing, cuts: Cuts) -> Places:
-        """As the pack deals its rows."""
-        bound = Packed(packing, *(_bound(cuts, part, self._sizes) for part in ((0,), (1,), ())))
-        axes = used_axes(cuts)
-        found = {axis: np.zeros(packing.rows, dtype=np.int64) for axis in axes}
-        for place in product(*(range(self._sizes[axis]) for axis in axes)):
-            rows = bound.pieces(dict(zip(axes, place, strict=True))).indices()
-            for axis, at in zip(axes, place, strict=True):
-                found[axis][rows] = at
+def _counted(have: Places, want: Places, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """Rows sent by the rank that sends most, by all together, and rows of the dim."""
+    rows = next((place.size for place in (*have.values(), *want.values())), 0)
+    copies = prod(sizes[axis] for axis in have if axis not in want)
+    kept = np.ones(rows, dtype=bool)
+    sender = np.zeros(rows, dtype=np.int64)
+    for axis, place in have.items():
+        sender = sender * sizes[axis] + place
+        if axis in want:
+            kept &= place == want[axis]
+    sent = np.bincount(sender, copies - kept.astype(np.int64))
+    return int(sent.max(initial=0)), int(sent.sum()), rows
+
+
+class _Small:
+    """A dim at the least sizes at which the cuts before and after an exchange divide."""
+
+    def __init__(
+        self,
+        dim: Dim,
+        leaves: list[tuple[Part, int]],
+        sides: tuple[Cuts, Cuts],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self._dim, self._sizes = dim, sizes
+        cuts = [cut for side in sides for cut in side]
+        homes = [prod(sizes[a] for a in cut.axes) for cut in cuts if cut.order == "home"]
+        double = max(sum(cut.order == "zigzag" for cut in side) for side in sides)
+        self._cycle = lcm(*homes)
+        self._leaves: dict[Part, int] = {}
+        for part, fixed in leaves:
+            within = used_axes([cut for cut in cuts if part[: len(cut.part)] == cut.part])
+            free = prod(sizes[axis] for axis in dict.fromkeys(within)) << double
+            self._leaves[part] = fixed or free * self._cycle
+            if all(fixed for _, fixed in leaves) and part == leaves[-1][0]:
+                self._leaves[part] *= free
+        self._rows = prod(self._leaves.values())
+
+    def places(self, cuts: Cuts) -> Places:
+        """For each axis that cuts the dim, the place along it of the rank that holds each row."""
+        found: dict[str, IntArray] = {}
+        self._local(self._dim, (), cuts, found)
         return found
 
     def _local(
-        self, dim: Dim, part: tuple[int, ...], cuts: Cuts, found: dict[str, IntArray]
+        self, dim: Dim, part: Part, cuts: Cuts, found: dict[str, IntArray]
     ) -> tuple[IntArray, int]:
         """Where each row lies in what the cuts of a dim leave a rank, and how much that is."""
-        if isinstance(dim, Group) and part not in self._leaves:
-            at, size = np.zeros(self.rows, dtype=np.int64), 1
+        if isinstance(dim, Group):
+            at, size = np.zeros(self._rows, dtype=np.int64), 1
             for i, item in enumerate(dim.items):
                 inner, extent = self._local(item, (*part, i), cuts, found)
                 at, size = at * extent + inner, size * extent
@@ -118,21 +151,24 @@ class ExchangeCost:
             leaves = list(self._leaves)
             after = prod(self._leaves[leaf] for leaf in leaves[leaves.index(part) + 1 :])
             size = self._leaves[part]
-            at = np.arange(self.rows, dtype=np.int64) // after % size
+            at = np.arange(self._rows, dtype=np.int64) // after % size
         for cut in cuts:
             if cut.part == part:
                 ranks = prod(self._sizes[axis] for axis in cut.axes)
-                place, at = _cut(at, size, ranks, cut.order)
+                place, at = _cut(at, size, ranks, cut.order, self._cycle)
                 size //= ranks
                 for axis in reversed(cut.axes):
                     found[axis], place = place % self._sizes[axis], place // self._sizes[axis]
         return at, size
 
 
-def _cut(at: IntArray, size: int, ranks: int, order: str | None) -> tuple[IntArray, IntArray]:
+def _cut(
+    at: IntArray, size: int, ranks: int, order: str | None, cycle: int
+) -> tuple[IntArray, IntArray]:
     """Which rank gets each row of an even block, and where it then lies."""
     if order == "home":
-        return at % ranks, at // ranks
+        each = cycle // ranks
+        return at % cycle // each, at // cycle * each + at % each
     if order == "zigzag":
         chunk = size // (2 * ranks)
         number, at = at // chunk, at % chunk
@@ -141,27 +177,25 @@ def _cut(at: IntArray, size: int, ranks: int, order: str | None) -> tuple[IntArr
     return at // (size // ranks), at % (size // ranks)
 
 
-def _leaf_rows(
-    dim: Dim, sides: tuple[Cuts, Cuts], sizes: Mapping[str, int], ranks: int
-) -> dict[tuple[int, ...], int]:
-    """Symbolic rows of a dim, or of each of its parts where parts are cut."""
-    cuts = [cut for side in sides for cut in side]
-    if not any(cut.part for cut in cuts):
-        return {(): ranks * 2 ** sum(cut.order == "zigzag" for cut in cuts)}
-    leaves = dict(_leaves(dim, ()))
-    for part, fixed in leaves.items():
-        within = [cut for cut in cuts if part[: len(cut.part)] == cut.part and cut.part]
-        axes = dict.fromkeys(used_axes(within))
-        leaves[part] = fixed or 2 * prod(sizes[axis] for axis in axes)
-    leaves[[*leaves][-1]] *= ranks
-    return leaves
+def _packed_places(packing: Packing, cuts: Cuts, sizes: Mapping[str, int]) -> Places:
+    """For each axis that cuts a pack, the place along it of the rank that holds each row."""
+    bound = Packed(packing, *(_bound(cuts, part, sizes) for part in ((0,), (1,), ())))
+    axes = used_axes(cuts)
+    found = {axis: np.zeros(packing.rows, dtype=np.int64) for axis in axes}
+    for place in product(*(range(sizes[axis]) for axis in axes)):
+        rows = bound.pieces(dict(zip(axes, place, strict=True))).indices()
+        for axis, at in zip(axes, place, strict=True):
+            found[axis][rows] = at
+    return found
 
 
-def _leaves(dim: Dim, part: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+def _leaves(dim: Dim, part: Part) -> Iterator[tuple[Part, int]]:
     """The parts of a dim that have no parts, with their sizes where the spec says them, else 0."""
     if isinstance(dim, Group):
-        return [leaf for i, item in enumerate(dim.items) for leaf in _leaves(item, (*part, i))]
-    return [(part, dim.value if isinstance(dim, Int) else 0)]
+        for i, item in enumerate(dim.items):
+            yield from _leaves(item, (*part, i))
+    else:
+        yield part, dim.value if isinstance(dim, Int) else 0
 
 
 def symbolic_packing(sides: tuple[Cuts, Cuts], ranks: Mapping[str, int]) -> Packing:

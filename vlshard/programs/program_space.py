@@ -128,7 +128,7 @@ class ProgramSpace:
             for dim, side in zip(dims, sides, strict=True)
         ]
         self._costs = [
-            ExchangeCost(dim.dim, side, mesh.parts, self.ranks, _pack(dim, side, mesh))
+            ExchangeCost(dim.dim, mesh.parts, _pack(dim, side, mesh))
             for dim, side in zip(dims, sides, strict=True)
         ]
         self._unit = self.ranks**2 * lcm(*(max(cost.rows, 1) for cost in self._costs))
