@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.headers import CheckpointError, Stored, Weights, read_weights
-from model.config import Config, Shape
+from model.config import Config, Shape, clipped_lines
 
 RELEASED, TRANSPOSED = "released", "transposed"
+MOST_OF_A_KIND = 12  # faults of one kind that a message lists
 LAYOUTS = (RELEASED, TRANSPOSED)
 DTYPES = {
     "F64": torch.float64,
@@ -75,23 +76,28 @@ def check_checkpoint(
       config: of the model.
       expert_layout: ``released`` or ``transposed``.
     Returns: where each parameter lies.
-    Raises: CheckpointError that lists every fault: files missing or broken, tensors missing,
-      unexpected, wrongly shaped, of no floating dtype, or experts of unknown layout.
+    Raises: CheckpointError that lists the faults, some of each kind: files missing or broken,
+      tensors missing, unexpected, wrongly shaped, of no floating dtype, or experts of unknown
+      layout.
     """
     folder = Path(folder)
     if expert_layout not in (None, *LAYOUTS):
         raise CheckpointError(f"expert layout {expert_layout!r}: expected {' or '.join(LAYOUTS)}")
     weights = read_weights(folder)
-    if not weights.tensors and weights.problems:
-        raise CheckpointError.listing(folder, weights.problems)
+    problems = clipped_lines(weights.problems)
+    if not weights.tensors and problems:
+        raise CheckpointError.listing(folder, problems)
     shapes = config.parameter_shapes()
-    problems = [*weights.problems, *_name_faults(weights, shapes)]
+    problems += clipped_lines(list(_missing(weights, shapes)), MOST_OF_A_KIND)
+    problems += clipped_lines(list(_unexpected(weights, shapes)), MOST_OF_A_KIND)
+    odd: list[str] = []
     entries: dict[str, Entry] = {}
     for name, stored in weights.tensors.items():
         if name in shapes:
-            problems += _shape_faults(name, stored, shapes[name], expert_layout)
+            odd += _shape_faults(name, stored, shapes[name], expert_layout)
             swapped = _swapped(stored.shape, shapes[name], expert_layout)
             entries[name] = Entry(stored.file, DTYPES.get(stored.dtype, torch.float32), swapped)
+    problems += clipped_lines(odd, MOST_OF_A_KIND)
     if problems:
         raise CheckpointError.listing(folder, problems)
     return Checkpoint(folder, entries, weights.metadata, weights.index)
@@ -100,25 +106,32 @@ def check_checkpoint(
 def check_parameters(parameters: Mapping[str, Tensor], config: Config) -> None:
     """Refuse parameters that are not those of the config.
 
-    Raises: CheckpointError that lists every name and shape that differs.
+    Raises: CheckpointError that lists names and shapes that differ.
     """
     shapes = config.parameter_shapes()
-    problems = [f"the model has no parameter {name}" for name in shapes if name not in parameters]
-    problems += [f"the model has a parameter {name}" for name in parameters if name not in shapes]
-    problems += [
+    missing = [f"the model has no parameter {name}" for name in shapes if name not in parameters]
+    others = [f"the model has a parameter {name}" for name in parameters if name not in shapes]
+    odd = [
         f"{name} of the model is {list(parameters[name].shape)}, expected {list(shape)}"
         for name, shape in shapes.items()
         if name in parameters and tuple(parameters[name].shape) != shape
+    ]
+    problems = [
+        line for kind in (missing, others, odd) for line in clipped_lines(kind, MOST_OF_A_KIND)
     ]
     if problems:
         raise CheckpointError("\n  ".join(["the model is not that of its config", *problems]))
 
 
-def _name_faults(weights: Weights, shapes: dict[str, Shape]) -> Iterator[str]:
-    """Tensors that are missing or unexpected; those in unreadable files are neither."""
+def _missing(weights: Weights, shapes: dict[str, Shape]) -> Iterator[str]:
+    """Tensors that are nowhere; those of unreadable files do not count."""
     for name, shape in shapes.items():
         if name not in weights.tensors and name not in weights.unread:
             yield f"missing: {name} {list(shape)}"
+
+
+def _unexpected(weights: Weights, shapes: dict[str, Shape]) -> Iterator[str]:
+    """Tensors that the model does not have."""
     for name, stored in weights.tensors.items():
         if name not in shapes:
             tied = " (the head is tied to the embedding)" if name == "lm_head.weight" else ""

@@ -1,12 +1,13 @@
 """What lies in a folder of safetensors files, read from headers and index; no tensor is touched."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+
+from model.config import OddFileError, clipped, odd_file, parse_json, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -19,7 +20,8 @@ class CheckpointError(ValueError):
     @classmethod
     def listing(cls, folder: Path, problems: Iterable[str]) -> "CheckpointError":
         """One error for all problems of a folder."""
-        return cls("\n  ".join([f"{folder}: this checkpoint cannot be used", *problems]))
+        lines = [clipped(problem, 400) for problem in problems]
+        return cls("\n  ".join([f"{folder}: this checkpoint cannot be used", *lines]))
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def read_weights(folder: Path) -> Weights:
 def _read_index(folder: Path, weights: Weights) -> None:
     """Read the index, then the header of each file that it names."""
     try:
-        index = _load_json((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_json(folder / INDEX)
         places = index["weight_map"]
         named = all(isinstance(name, str) and isinstance(at, str) for name, at in places.items())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -113,6 +115,9 @@ def _read_index(folder: Path, weights: Weights) -> None:
 def _read_file(folder: Path, file: str, names: set[str] | None, weights: Weights) -> None:
     """Read one header; with an index, its names must be those that the index puts there."""
     try:
+        odd = odd_file(folder / file)
+        if odd is not None:
+            raise OddFileError(odd)
         with safe_open(folder / file, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}
             found = {
@@ -141,18 +146,4 @@ def _check_unique(path: Path) -> None:
     """Refuse a header in which a name occurs twice; the reader would silently take the last."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        _load_json(file.read(size).decode("utf-8"))
-
-
-def _load_json(text: str) -> Any:
-    """JSON in which no object has a key twice."""
-    return json.loads(text, object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    keys = dict(pairs)
-    if len(keys) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"duplicate keys: {', '.join(twice)}")
-    return keys
+        parse_json(file.read(size).decode("utf-8"))

@@ -1,13 +1,15 @@
 """What a checkpoint's config.json says of the model, checked, as frozen numbers."""
 
 import copy
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from model.config.files import clipped, clipped_lines, quoted, read_json
 from model.config.json_settings import Settings
 from model.config.sections import (
     MODEL_TYPE,
@@ -21,6 +23,7 @@ from model.config.shapes import Shape, layer_shapes, prefixed, vision_shapes
 from vlshard import Heads
 
 ARCHITECTURE = "Qwen3VLMoeForConditionalGeneration"
+MOST_PARAMETERS = 10**14
 
 BOUNDARIES: Mapping[str, str] = MappingProxyType(
     {
@@ -79,7 +82,8 @@ class Config:
         problems: list[str] = []
         outer = Settings(raw, problems)
         if raw.get("model_type") != MODEL_TYPE:
-            problems.append(f"model_type is {raw.get('model_type')!r}, not {MODEL_TYPE!r}")
+            found = quoted(raw.get("model_type"))
+            problems.append(f"model_type is {found}, not {MODEL_TYPE!r}")
             raise _error(where, problems)
         config = cls(
             vision=read_vision(outer.section("vision_config")),
@@ -94,7 +98,9 @@ class Config:
         if outer.get("quantization_config") is not None:
             problems.append("quantization_config: quantised weights are not read")
         if not problems:
-            problems += contradictions(config.vision, config.text)
+            problems += [*_same_tokens(config), *contradictions(config.vision, config.text)]
+        if not problems:
+            problems += _too_large(config)
         if problems:
             raise _error(where, problems)
         return config
@@ -180,15 +186,31 @@ def load_config(folder: str | Path) -> Config:
     path = Path(folder)
     path = path / "config.json" if path.is_dir() or path.suffix != ".json" else path
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: no valid JSON: {error}") from error
+        raise ConfigError(f"{path}: no valid JSON: {clipped(error)}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(raw).__name__}")
     return Config.from_dict(raw, where=str(path))
 
 
 def _error(where: str, problems: list[str]) -> ConfigError:
-    return ConfigError("\n  ".join([f"{where}: this model cannot be built", *problems]))
+    lines = clipped_lines([clipped(problem, 400) for problem in problems])
+    return ConfigError("\n  ".join([f"{where}: this model cannot be built", *lines]))
+
+
+def _same_tokens(config: Config) -> Iterator[str]:
+    """Tokens of the vision part that share an id, so that one is taken for the other."""
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    for one, other in combinations(names, 2):
+        if getattr(config, one) == getattr(config, other):
+            yield f"{one} = {getattr(config, one)} is {other} too: expected ids of their own"
+
+
+def _too_large(config: Config) -> Iterator[str]:
+    """Sizes that fit one by one, and make a model that no machine holds."""
+    count = sum(prod(shape) for shape in config.parameter_shapes().values())
+    if count > MOST_PARAMETERS:
+        yield f"its sizes make {count:,} parameters, expected at most {MOST_PARAMETERS:,}"

@@ -4,6 +4,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from model.config.files import quoted
+
+MOST = 2**24  # of any size: widths, tokens, experts, patches
+
 
 class Settings:
     """One section of a settings file.
@@ -29,13 +33,22 @@ class Settings:
         value = self._take(key, {}, lambda x: isinstance(x, dict), "an object")
         return Settings(value, self._problems, f"{self._name}{key}.")
 
-    def integer(self, key: str, default: int, *, least: int = 1) -> int:
-        """A whole number of at least ``least``."""
-        return self._take(key, default, lambda x: is_whole(x, least), f"an int >= {least}")
+    def integer(self, key: str, default: int, *, least: int = 1, most: int = MOST) -> int:
+        """A whole number between ``least`` and ``most``; what is beyond is no size of a model."""
+        value = self._take(key, default, lambda x: is_whole(x, least), f"an int >= {least}")
+        if value > most:
+            self.problem(f"{key} = {quoted(value)}: expected at most {most:,}")
+            return default
+        return value
 
     def number(self, key: str, default: float) -> float:
         """A finite number of at least 0."""
         return float(self._take(key, default, is_number, "a number >= 0"))
+
+    def positive(self, key: str, default: float) -> float:
+        """A finite number above 0."""
+        wanted = "a number above 0"
+        return float(self._take(key, default, lambda x: is_number(x) and float(x) > 0, wanted))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -66,7 +79,7 @@ class Settings:
         if value is None:
             return default
         if not valid(value):
-            self.problem(f"{key} = {value!r}: expected {wanted}")
+            self.problem(f"{key} = {quoted(value)}: expected {wanted}")
             return default
         return value
 

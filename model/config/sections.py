@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from math import isqrt
 
+from model.config.files import quoted
 from model.config.json_settings import Settings
 
 MODEL_TYPE = "qwen3_vl_moe"
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _read_rope(values: Settings, theta: float, *types: str) -> tuple[float, Sett
     rope.one_of("rope_type" if rope.get("rope_type") is not None else "type", *types)
     for place in (values, rope):
         place.one_of("partial_rotary_factor", 1, 1.0)
-    return rope.number("rope_theta", values.number("rope_theta", theta)), rope
+    return rope.positive("rope_theta", values.positive("rope_theta", theta)), rope
 
 
 def read_vision(values: Settings) -> VisionConfig:
@@ -94,7 +96,7 @@ def read_vision(values: Settings) -> VisionConfig:
     values.one_of("model_type", "qwen3_vl_moe_vision", MODEL_TYPE)
     rope_theta, _ = _read_rope(values, 10_000.0, "axial", "default")
     return VisionConfig(
-        depth=values.integer("depth", 27),
+        depth=values.integer("depth", 27, most=MOST_LAYERS),
         hidden_size=values.integer("hidden_size", 1152),
         intermediate_size=values.integer("intermediate_size", 4304),
         num_heads=values.integer("num_heads", 16),
@@ -124,7 +126,7 @@ def read_text(values: Settings) -> TextConfig:
         vocab_size=values.integer("vocab_size", 151936),
         hidden_size=hidden,
         intermediate_size=values.integer("intermediate_size", 5632),
-        num_hidden_layers=values.integer("num_hidden_layers", 24),
+        num_hidden_layers=values.integer("num_hidden_layers", 24, most=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=values.integer("num_key_value_heads", kv_heads),
         head_dim=values.integer("head_dim", hidden // heads),
@@ -151,13 +153,13 @@ def _refuse_text_settings(values: Settings) -> None:
     values.one_of("norm_topk_prob", True)
     values.one_of("use_sliding_window", False)
     if values.get("sliding_window") is not None and values.get("use_sliding_window") is not False:
-        values.problem(f"sliding_window = {values.get('sliding_window')!r}: expected null")
+        values.problem(f"sliding_window = {quoted(values.get('sliding_window'))}: expected null")
     kinds = values.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        values.problem(f"layer_types = {kinds!r}: expected 'full_attention' only")
+        values.problem(f"layer_types = {quoted(kinds)}: expected 'full_attention' only")
     both = values.get("num_experts"), values.get("num_local_experts")
     if None not in both and both[0] != both[1]:
-        values.problem(f"num_experts = {both[0]!r} but num_local_experts = {both[1]!r}")
+        values.problem(f"num_experts = {quoted(both[0])} but num_local_experts = {quoted(both[1])}")
 
 
 def contradictions(vision: VisionConfig, text: TextConfig) -> list[str]:
@@ -194,8 +196,8 @@ def contradictions(vision: VisionConfig, text: TextConfig) -> list[str]:
             f"num_key_value_heads = {text.num_key_value_heads}",
         ),
         (
-            text.head_dim % 2 == 0,
-            f"text_config.head_dim = {text.head_dim}: expected an even number",
+            text.head_dim > 0 and text.head_dim % 2 == 0,
+            f"text_config.head_dim = {text.head_dim}: expected an even number above 0",
         ),
         (
             len(text.mrope_section) == 3,

@@ -1,7 +1,6 @@
 """Image files to grids and patches, through the image processor that a model folder names."""
 
 import struct
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,29 +10,15 @@ from typing import IO, Any, NamedTuple
 from jaxtyping import Float
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from transformers import AutoImageProcessor
 
-from model.config import Config
+from model.config import Config, clipped, odd_file
+from model.data.colours import ColourError, mode_fault, range_of, to_rgb
+from model.data.processor import ImageError, grid_of, load_processor, most_pixels, too_large
 from vlshard.plan import Grid
 
-SETTINGS = ("preprocessor_config.json", "processor_config.json")
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 EXIF_KEYWORDS = (b"Raw profile type exif", b"XML:com.adobe.xmp")
-
-
-class ImageError(ValueError):
-    """An image that cannot be prepared for the model.
-
-    Attributes:
-      path: the image file, or the model folder if the fault is there.
-      reason: what was found and what was expected.
-    """
-
-    def __init__(self, path: str | Path, reason: str):
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class ImageReader:
@@ -62,7 +47,7 @@ class ImageReader:
         """
         with self._lock:
             if self._processor is None:
-                self._processor = _load_processor(self.folder, self.config)
+                self._processor = load_processor(self.folder, self.config)
             return self._processor
 
     def grid(self, path: str | Path) -> Grid:
@@ -76,7 +61,7 @@ class ImageReader:
         """
         processor = self.processor
         with _opened(path) as (file, image):
-            return _grid(processor, *_upright_size(file, image), path)
+            return grid_of(processor, *_upright_size(file, image), path)
 
     def patches(self, path: str | Path) -> Float[Tensor, "rows p"]:
         """Decode an image and cut it into normalised patches, in merge-block order.
@@ -111,8 +96,8 @@ class ImageReader:
         processor = self.processor
         with _opened(path) as (file, image):
             size = _upright_size(file, image)
-            grid = _grid(processor, *size, path)
-            rgb = _to_rgb(ImageOps.exif_transpose(image))
+            grid = grid_of(processor, *size, path)
+            rgb = to_rgb(ImageOps.exif_transpose(image), *range_of(image))
         fits = size == (grid[1] * processor.patch_size, grid[2] * processor.patch_size)
         return Decoded(path, grid, rgb, fits)
 
@@ -126,7 +111,7 @@ class ImageReader:
         except Exception as error:  # whatever odd settings lead to
             if len(images) > 1:
                 return [rows for image in images for rows in self._process([image], options)]
-            reason = f"the image processor of {self.folder} refuses it: {error}"
+            reason = f"the image processor of {self.folder} refuses it: {clipped(error)}"
             raise ImageError(images[0].path, reason) from error
         for image, found in zip(images, batch["image_grid_thw"].tolist(), strict=True):
             if tuple(found) != image.grid:
@@ -145,31 +130,17 @@ class Decoded(NamedTuple):
     fits: bool
 
 
-def _grid(processor: Any, height: int, width: int, path: str | Path) -> Grid:
-    """Grid that the processor makes of an image of a size [pixels]."""
-    patch, merge = processor.patch_size, processor.merge_size
-    factor = patch * merge
-    if processor.do_resize:
-        smart_resize = sys.modules[type(processor).__module__].smart_resize
-        size = processor.size
-        pixels = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
-        try:
-            height, width = smart_resize(height, width, factor=factor, **pixels)
-        except ValueError as error:
-            raise ImageError(path, f"{width}x{height} pixels: {error}") from error
-    if min(height, width) < factor or height % factor or width % factor:
-        raise ImageError(path, f"{width}x{height} pixels are no multiple of {factor}x{factor}")
-    return (1, height // patch, width // patch)
-
-
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[IO[bytes], Image.Image]]:
     """Open an image file lazily; every fault inside the block is an ImageError."""
     try:
+        odd = odd_file(path)
+        if odd is not None:
+            raise ImageError(path, odd)
         with open(path, "rb") as file, Image.open(file) as image:
-            limit = Image.MAX_IMAGE_PIXELS
-            if limit is not None and image.width * image.height > limit:
-                raise ImageError(path, _too_large(f"{image.width}x{image.height} pixels"))
+            fault = too_large(image.width, image.height) or mode_fault(image)
+            if fault is not None:
+                raise ImageError(path, fault)
             yield file, image
     except ImageError:
         raise
@@ -178,14 +149,11 @@ def _opened(path: str | Path) -> Iterator[tuple[IO[bytes], Image.Image]]:
     except UnidentifiedImageError as error:
         raise ImageError(path, "not an image in a format that Pillow knows") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, _too_large(str(error))) from error
+        raise ImageError(path, f"{error}; expected at most {most_pixels()}") from error
+    except ColourError as error:
+        raise ImageError(path, str(error)) from error
     except Exception as error:  # decoders raise anything on damaged data
-        raise ImageError(path, f"cannot be decoded: {error}") from error
-
-
-def _too_large(found: str) -> str:
-    """Why an image that may be a decompression bomb is refused."""
-    return f"{found}; expected at most {Image.MAX_IMAGE_PIXELS} (PIL.Image.MAX_IMAGE_PIXELS)"
+        raise ImageError(path, f"cannot be decoded: {clipped(error)}") from error
 
 
 def _upright_size(file: IO[bytes], image: Image.Image) -> tuple[int, int]:
@@ -216,35 +184,3 @@ def _exif_behind_pixels(file: IO[bytes]) -> bool:
         file.seek(after)
     file.seek(before)
     return found
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Three colours; transparency is dropped, as transformers' loading does."""
-    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-        image = image.convert("RGBA")  # the same colours, without Pillow's warning
-    return image.convert("RGB")
-
-
-def _load_processor(folder: Path, config: Config) -> Any:
-    """Load a folder's image processor and check it against the model's config."""
-    if not any((folder / name).is_file() for name in SETTINGS):
-        raise ImageError(folder, f"no {SETTINGS[0]}; the data has images, so one is needed")
-    try:
-        processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # whatever a broken or foreign settings file leads to
-        raise ImageError(folder, f"its image processor cannot be loaded: {error}") from error
-    kind = type(processor)
-    if not hasattr(sys.modules[kind.__module__], "smart_resize"):
-        raise ImageError(folder, f"{kind.__name__} is not an image processor of this model")
-    vision = config.vision
-    wanted = {
-        "patch_size": vision.patch_size,
-        "temporal_patch_size": vision.temporal_patch_size,
-        "merge_size": vision.spatial_merge_size,
-    }
-    found = {name: getattr(processor, name, None) for name in wanted}
-    if found != wanted:
-        raise ImageError(folder, f"the image processor has {found}, config.json {wanted}")
-    if vision.in_channels != 3:
-        raise ImageError(folder, f"images have 3 channels, config.json asks {vision.in_channels}")
-    return processor

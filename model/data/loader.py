@@ -22,7 +22,12 @@ from vlshard import BoundPlan, SampleFacts, ShardError, StepHeader
 from vlshard.comm import Group, agree, raise_any, together
 from vlshard.plan import StepBoundaries, deal_rows, make_headers
 
-DATA_ERRORS = (RowError, ImageError, SampleError, ShardError, OSError)
+
+class ImageInRowError(ValueError):
+    """An image that fails where it is decoded, with the row that names it."""
+
+
+DATA_ERRORS = (RowError, ImageError, ImageInRowError, SampleError, ShardError, OSError)
 DECODERS = 2
 POLL_SECONDS = 0.1
 
@@ -39,6 +44,10 @@ class Rows(Protocol):
 
     def row(self, index: int) -> Source:
         """The sample of a row and the paths of its images, in reading order."""
+        ...
+
+    def where(self, index: int) -> str:
+        """Where a row is, for messages."""
         ...
 
 
@@ -248,12 +257,22 @@ class Loader:
         touched = images_touched(header, at.share.patches)
         wanted = {*np.unique(at.share.samples).tolist(), *(sample for sample, _ in touched)}
         rows = {i: sources.get(ids[i]) or self._rows.row(ids[i]) for i in sorted(wanted)}
-        paths = [rows[sample][1][item] for sample, item in touched]
-        parts = [paths[k::DECODERS] for k in range(DECODERS)]
-        decoded = list(self._decoders.map(self._images.patches_of, parts))
+        found = [(ids[sample], rows[sample][1][item]) for sample, item in touched]
+        parts = [found[k::DECODERS] for k in range(DECODERS)]
+        decoded = list(self._decoders.map(self._decode, parts))
         pixels = {item: decoded[k % DECODERS][k // DECODERS] for k, item in enumerate(touched)}
         samples = {i: sample for i, (sample, _) in rows.items()}
         return MicroBatch(header, at, build_inputs(header, at.share, samples, pixels, self._config))
+
+    def _decode(self, images: Sequence[tuple[int, Path]]) -> list[Float[Tensor, "rows p"]]:
+        """Patches of images, given with their rows; a fault names the row."""
+        try:
+            return self._images.patches_of([path for _, path in images])
+        except ImageError as error:
+            row = next((row for row, path in images if str(path) == str(error.path)), None)
+            if row is None:
+                raise
+            raise ImageInRowError(f"{self._rows.where(row)}: image {error}") from error
 
 
 def merge_facts(told: Sequence[Sequence[Sequence[Any]]]) -> list[SampleFacts]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -300,6 +301,12 @@ def point(folder, to):
     path.write_text(json.dumps(index))
 
 
+def pipe(folder, name):
+    """Put a pipe into the place of a file; opening it would wait for ever."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+
+
 def rewrite_index(folder, text):
     (folder / "model.safetensors.index.json").write_text(text)
 
@@ -313,6 +320,8 @@ SHARD = "model-00002-of-00003.safetensors"
         (drop, SHARD, f"{SHARD} is missing"),
         (truncate, SHARD, f"{SHARD} cannot be read"),
         (garble, SHARD, f"{SHARD} cannot be read"),
+        (pipe, SHARD, f"{SHARD} cannot be read: found a pipe, expected a file"),
+        (pipe, "model.safetensors.index.json", "cannot be read: found a pipe, expected a file"),
         (repeat_key, SHARD, f"{SHARD} cannot be read: duplicate keys: "),
         (point, "../x.safetensors", "names '../x.safetensors', no safetensors file of the folder"),
         (point, "/etc/x.safetensors", "names '/etc/x.safetensors', no safetensors file"),
@@ -334,12 +343,27 @@ def test_broken_folders_are_refused(tmp_path, fault, argument, message):
     assert "missing: " not in str(error.value)
 
 
-@pytest.mark.parametrize("fault", [truncate, garble, repeat_key])
+@pytest.mark.parametrize("fault", [truncate, garble, repeat_key, pipe])
 def test_broken_single_files_are_refused(tmp_path, fault):
     folder = folder_of(tmp_path / "source", random_tensors())
     fault(folder, "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
         load_checkpoint(zeros().items(), folder, CONFIG)
+
+
+def test_a_message_lists_some_faults_of_each_kind(tmp_path):
+    extra = {f"{'x' * 100_000}{i}": torch.zeros(1) for i in range(20)}
+    with pytest.raises(CheckpointError) as error:
+        check_checkpoint(folder_of(tmp_path / "source", extra), CONFIG)
+    lines = str(error.value).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [
+        *["missing:"] * 12,
+        "and",
+        *["unexpected:"] * 12,
+        "and",
+    ]
+    assert lines[-1] == "  and 8 more"
+    assert max(map(len, lines)) < 500
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -182,12 +183,52 @@ def test_all_unsupported_settings_are_listed_at_once():
         (changed(text={"head_dim": 16}), "expected a sum of half of text_config.head_dim = 16"),
         (changed(text={"rms_norm_eps": float("inf")}), "rms_norm_eps = inf: expected a number"),
         (changed(text={"initializer_range": 10**400}), "expected a number >= 0"),
+        (changed(text={"initializer_range": 10**9999}), "a number of thousands of digits"),
+        (
+            changed(outer={"image_token_id": 100, "video_token_id": 100}),
+            "image_token_id = 100 is video_token_id too: expected ids of their own",
+        ),
+        (
+            changed(outer={"vision_end_token_id": 100}),
+            "image_token_id = 100 is vision_end_token_id",
+        ),
+        (
+            changed(vision={"rope_theta": 0}),
+            "vision_config.rope_theta = 0: expected a number above",
+        ),
+        (
+            changed(text={"rope_parameters": {"rope_theta": 0.0}}),
+            "text_config.rope_parameters.rope_theta = 0.0: expected a number above 0",
+        ),
+        (
+            changed(text={"vocab_size": 10**9}),
+            "vocab_size = 1000000000: expected at most 16,777,216",
+        ),
+        (changed(text={"vocab_size": 1e30}), "vocab_size = 1e+30: expected an int >= 1"),
+        (changed(text={"vocab_size": 10**30}), "expected at most 16,777,216"),
+        (changed(text={"num_experts": 10**9}), "num_experts = 1000000000: expected at most"),
+        (changed(text={"num_hidden_layers": 10**9}), "expected at most 10,000"),
+        (changed(vision={"depth": 10**9}), "vision_config.depth = 1000000000: expected at most"),
+        (
+            changed(text={"num_experts": 10**7, "moe_intermediate_size": 10**7}),
+            "its sizes make 76,800,002,560,187,896 parameters, expected at most 100,000,000,000",
+        ),
+        (changed(text={"num_attention_heads": 128, "head_dim": None}), "an even number above 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(raw, line):
     with pytest.raises(ConfigError) as error:
         Config.from_dict(raw)
     assert line in str(error.value)
+
+
+def test_what_is_quoted_of_a_file_is_short():
+    raw = changed(text={"hidden_act": "a" * 10**6, "layer_types": ["b" * 10**6] * 9})
+    with pytest.raises(ConfigError) as error:
+        Config.from_dict(raw)
+    assert "hidden_act = 'aaa" in str(error.value)
+    assert "layer_types = ['bbb" in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("raw", [{}, {"model_type": "qwen3_vl"}, changed(outer={"model_type": 1})])
@@ -203,6 +244,8 @@ def test_other_model_types_are_refused(raw):
         ("{", "no valid JSON"),
         ("[" * 100_000, "no valid JSON"),
         ("[1]", "an object"),
+        ('{"image_token_id": 1, "image_token_id": 2}', "duplicate keys: image_token_id"),
+        ('{"text_config": {"head_dim": 8, "head_dim": 8}}', "duplicate keys: head_dim"),
     ],
 )
 def test_unreadable_files_are_refused(tmp_path, content, message):
@@ -215,3 +258,11 @@ def test_unreadable_files_are_refused(tmp_path, content, message):
 def test_the_file_itself_can_be_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(RAW))
     assert load_config(tmp_path / "config.json") == load_config(tmp_path)
+
+
+def test_a_pipe_in_place_of_the_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path)
+    path = tmp_path / "config.json"
+    assert str(error.value) == f"{path}: cannot be read: found a pipe, expected a file"

@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -6,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 from transformers import AutoImageProcessor
-from transformers.image_utils import load_image
 
 from examples.digits_model import write_model
 from model.config.config import load_config
@@ -28,10 +28,9 @@ def reader(folder):
 
 
 def reference(folder, path):
-    """Grid and patches as transformers makes them of a file."""
-    batch = AutoImageProcessor.from_pretrained(folder)(
-        images=[load_image(str(path))], return_tensors="pt"
-    )
+    """Grid and patches as transformers' processor makes them of a file's own picture, upright."""
+    picture = ImageOps.exif_transpose(Image.open(path))
+    batch = AutoImageProcessor.from_pretrained(folder)(images=[picture], return_tensors="pt")
     return tuple(batch["image_grid_thw"][0].tolist()), batch["pixel_values"]
 
 
@@ -73,25 +72,110 @@ def test_sizes_are_those_of_transformers(reader, tmp_path, size, grid):
     assert_as_transformers(reader, tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK", "YCbCr"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
 def test_every_mode_becomes_rgb(reader, tmp_path, mode):
     name = "a.tiff" if mode in ("CMYK", "YCbCr") else "a.png"
     image = Image.fromarray(colours(40, 72, 4), "RGBA")
-    if mode == "I;16":
-        image = Image.fromarray(np.arange(40 * 72, dtype=np.uint16).reshape(40, 72))
-    elif mode != "RGBA":
+    if mode != "RGBA":
         image = image.convert("RGB").convert(mode)
     image.save(tmp_path / name)
     assert_as_transformers(reader, tmp_path / name)
 
 
-def test_palette_with_transparency_gives_its_colours_and_no_warning(reader, tmp_path):
+def test_palette_with_transparency_is_seen_before_white(reader, tmp_path):
     image = Image.fromarray(colours(32, 64)).convert("P", palette=Image.Palette.ADAPTIVE)
     image.save(tmp_path / "a.png", transparency=bytes(range(0, 250, 10)))
-    with pytest.warns(UserWarning, match="Transparency expressed in bytes"):
-        grid, patches = reference(reader.folder, tmp_path / "a.png")
-    assert reader.grid(tmp_path / "a.png") == grid
-    torch.testing.assert_close(reader.patches(tmp_path / "a.png"), patches, rtol=0, atol=0)
+    assert_as_transformers(reader, tmp_path / "a.png")
+
+
+BLACK, WHITE = -0.25 / 0.35, 0.75 / 0.35  # values 0 and 255 behind mean and deviation
+
+
+def half_clear(alpha, mode):
+    """Left half red, right half black of some opacity; as mode LA, the left is grey."""
+    pixels = np.zeros((64, 64, 4), np.uint8)
+    pixels[:, :32], pixels[:, 32:, 3] = (255, 0, 0, 255), alpha
+    image = Image.fromarray(pixels)
+    if mode != "P":
+        return image.convert(mode)
+    palette = Image.fromarray((pixels[..., 0] // 255).astype(np.uint8), "L").convert("P")
+    palette.putpalette([0, 0, 0, 255, 0, 0])
+    return palette
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "WebP", "P"])
+@pytest.mark.parametrize(("alpha", "value"), [(0, WHITE), (128, 0.708683), (255, BLACK)])
+def test_transparent_parts_are_seen_before_white(reader, tmp_path, mode, alpha, value):
+    path = tmp_path / ("a.webp" if mode == "WebP" else "a.png")
+    options = {"lossless": True, "exact": True} if mode == "WebP" else {}
+    options = {"transparency": bytes([alpha, 255])} if mode == "P" else options
+    half_clear(alpha, "RGBA" if mode == "WebP" else mode).save(path, **options)
+    red = reader.patches(path)[:, :256].reshape(2, 2, 2, 2, 16, 16)  # units, then patches in them
+    torch.testing.assert_close(red[:, 1], torch.full_like(red[:, 1], value), rtol=0, atol=1e-6)
+    if mode != "LA":
+        torch.testing.assert_close(red[:, 0], torch.full_like(red[:, 0], WHITE), rtol=0, atol=1e-6)
+    assert_as_transformers(reader, path)
+
+
+GREYS = 16 * np.arange(64 * 64).reshape(64, 64)  # 16 bits: 32,768 at row 32, column 0
+
+
+def write_pgm(path, values, largest):
+    path.write_bytes(b"P5 64 64 %d\n" % largest + values.astype(">u2").tobytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "white", "write"),
+    [
+        ("a.png", 65535, lambda path: Image.fromarray(GREYS.astype(np.uint16)).save(path)),
+        ("a.tiff", 65535, lambda path: Image.fromarray(GREYS.astype(np.uint16)).save(path)),
+        ("a.tiff", 65535, lambda path: Image.fromarray(GREYS.astype(">u2")).save(path)),
+        ("a.pgm", 65535, lambda path: write_pgm(path, GREYS, 65535)),
+        ("a.pgm", 16 * 4095, lambda path: write_pgm(path, GREYS // 16, 4095)),
+        ("a.tiff", 1e5, lambda path: Image.fromarray((GREYS / 1e5).astype(np.float32)).save(path)),
+    ],
+)
+def test_more_than_eight_bits_are_scaled_by_their_range(reader, tmp_path, name, white, write):
+    write(tmp_path / name)
+    rows = reader.patches(tmp_path / name).reshape(2, 2, 2, 2, 3, 2, 16, 16)
+    picture = rows[:, :, :, :, 0, 0].permute(0, 2, 4, 1, 3, 5).reshape(64, 64)
+    expected = (np.rint(GREYS / white * 255) / 255 - 0.25) / 0.35
+    torch.testing.assert_close(picture, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_sixteen_bits_may_have_a_clear_value_or_begin_with_white(reader, tmp_path):
+    values = GREYS.astype(np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png", transparency=0)
+    Image.fromarray(values).save(tmp_path / "a.tiff", tiffinfo={262: 0})
+    clear, white = (reader.patches(tmp_path / name)[0, 0].item() for name in ("a.png", "a.tiff"))
+    assert clear == pytest.approx(WHITE, abs=1e-6)
+    assert white == pytest.approx(WHITE, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (
+            GREYS.astype(np.int32),
+            "mode I: 32-bit integers do not say which value is white; save it with 8 or 16 bits a "
+            "channel",
+        ),
+        (
+            GREYS.astype(np.float32),
+            "mode F: values from 0 to 65520, expected 0 to 1; save it with 8 or 16 bits a channel",
+        ),
+        (
+            np.full((64, 64), np.nan, np.float32),
+            "mode F: values from nan to nan, expected 0 to 1; save it with 8 or 16 bits a channel",
+        ),
+    ],
+)
+def test_values_without_a_range_are_refused(reader, tmp_path, values, reason):
+    path = tmp_path / "a.tiff"
+    Image.fromarray(values).save(path)
+    with pytest.raises(ImageError) as error:
+        reader.patches(path)
+    assert str(error.value) == f"{path}: {reason}"
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tiff"])
@@ -142,7 +226,8 @@ def write_long(path):
     [
         (lambda path: None, "no such image file"),
         (write_text, "not an image in a format that Pillow knows"),
-        (lambda path: path.mkdir(), "cannot be decoded: [Errno 21] Is a directory: '{path}'"),
+        (lambda path: path.mkdir(), "found a directory, expected a file"),
+        (os.mkfifo, "found a pipe, expected a file"),
         (
             write_long,
             "201x1 pixels: absolute aspect ratio must be smaller than 200, got 201.0",
@@ -186,6 +271,62 @@ def test_a_processor_of_other_patches_is_refused(folder, tmp_path):
         f"{other}: the image processor has {{'patch_size': 14, 'temporal_patch_size': 2, "
         "'merge_size': 2}, config.json {'patch_size': 16, 'temporal_patch_size': 2, "
         "'merge_size': 2}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {"size": {"shortest_edge": 65536, "longest_edge": 32768}},
+            "the image processor has shortest_edge (or min_pixels) 65536 above longest_edge (or "
+            "max_pixels) 32768: an image cannot have at least the one and at most the other",
+        ),
+        (
+            {"min_pixels": 65536, "max_pixels": 32768},
+            "the image processor has shortest_edge (or min_pixels) 65536 above longest_edge (or "
+            "max_pixels) 32768: an image cannot have at least the one and at most the other",
+        ),
+        (
+            {"size": {"height": 64, "width": 64}},
+            "the image processor has size {'height': 64, 'width': 64}, expected shortest_edge and "
+            "longest_edge: the fewest and the most pixels of an image, or do_resize false",
+        ),
+        (
+            {"size": {"shortest_edge": 1024}},
+            "the image processor has size {'shortest_edge': 1024}, expected shortest_edge and "
+            "longest_edge: the fewest and the most pixels of an image, or do_resize false",
+        ),
+        (
+            {"size": {"shortest_edge": 10**12, "longest_edge": 10**12}},
+            "the image processor has shortest_edge 1000000000000, expected at most 89478485 "
+            "(PIL.Image.MAX_IMAGE_PIXELS)",
+        ),
+        (
+            {"image_std": [0.35, 0, 0.35]},
+            "the image processor divides by image_std (0.35, 0, 0.35), expected no zero",
+        ),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(folder, tmp_path, settings, reason):
+    other = rewritten(folder, tmp_path / "b", "preprocessor_config.json", **settings)
+    with pytest.raises(ImageError) as error:
+        ImageReader(other, load_config(folder)).grid(tmp_path / "a.png")
+    assert str(error.value) == f"{other}: {reason}"
+
+
+def test_an_image_that_is_resized_beyond_the_limit_is_refused(folder, tmp_path, monkeypatch):
+    size = {"shortest_edge": 65536, "longest_edge": 10**12}
+    other = rewritten(folder, tmp_path / "b", "preprocessor_config.json", size=size)
+    reader = ImageReader(other, load_config(folder))
+    Image.new("L", (64, 64)).save(tmp_path / "a.png")
+    assert reader.grid(tmp_path / "a.png") == (1, 16, 16)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60000)
+    with pytest.raises(ImageError) as error:
+        reader.grid(tmp_path / "a.png")
+    assert str(error.value) == (
+        f"{tmp_path / 'a.png'}: 64x64 pixels, resized to 256x256 pixels; expected at most 60000 "
+        "(PIL.Image.MAX_IMAGE_PIXELS)"
     )
 
 

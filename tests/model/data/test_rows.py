@@ -1,7 +1,9 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -209,9 +211,56 @@ ROW_FAULTS = [
         "found keys ['messages', 'image'], expected ['messages', 'images'] or ['input_ids', "
         "'labels', 'images'] (images may be left out)",
     ),
-    (chat() | {"images": "one.png"}, "images: found a string, expected a list of paths"),
-    (chat() | {"images": [1]}, "images: found a list, expected a list of paths"),
-    (b'{"input_ids": [1,', "broken JSON: Expecting value: line 1 column 18 (char 17)"),
+    (
+        chat() | {"images": "one.png"},
+        'images: found a string, expected a list of paths, as ["a.png"]',
+    ),
+    (chat() | {"images": [1]}, "images[0]: found a number, expected a path"),
+    (chat(images=["one.png", ""]), "images[1]: found an empty string, expected a path"),
+    (
+        chat(images=["https://example.org/one.png"]),
+        "images[0]: found a URL (https), expected a path: download it to a file",
+    ),
+    (
+        chat(images=["file:///data/on%20disk/one.png"]),
+        "images[0]: found a file URL, expected a path: write '/data/on disk/one.png'",
+    ),
+    (
+        chat(images=["data:image/png;base64," + "iVBO" * 8192]),
+        "images[0]: found inline data (32,790 characters), expected a path: write it to a file",
+    ),
+    (
+        chat(images=["iVBO" * 8192]),
+        "images[0]: found a string of 32,768 characters, expected a path: write inline data to a "
+        "file",
+    ),
+    (
+        chat(images=[{"path": "one.png"}]),
+        "images[0]: found an object with keys ['path'], expected a path: write 'one.png' itself",
+    ),
+    (
+        chat(images=[{"bytes": "iVBO" * 8192, "path": None}]),
+        "images[0]: found an object with keys ['bytes', 'path'], expected a path: write its bytes "
+        "to a file, and name that",
+    ),
+    (
+        b'{"input_ids": [1], "labels": [1], "labels": [2]}',
+        "broken JSON: duplicate keys: labels",
+    ),
+    (
+        b'{"messages": [{"role": "user", "content": "a", "role": "system"}]}',
+        "broken JSON: duplicate keys: role",
+    ),
+    (
+        b'{"input_ids": [1,',
+        "broken JSON: Expecting value: line 1 column 18 (char 17): the row ends early, a row is "
+        "one line",
+    ),
+    (
+        {"a" * 10**6: 1},
+        f"found keys ['{'a' * 78}... (1,000,004 characters) ...{'a' * 38}'], expected "
+        "['messages', 'images'] or ['input_ids', 'labels', 'images'] (images may be left out)",
+    ),
     (b'{"a": "\xff"}', "not UTF-8: invalid start byte at byte 7"),
     (b"[" * 100000, None),
 ]
@@ -264,6 +313,82 @@ def test_ids_outside_of_the_vocabulary_are_refused(rows, row):
 def test_a_row_without_tokens_is_refused(rows):
     with pytest.raises(RowError, match="no tokens"):
         rows({"input_ids": [], "labels": []}).row(0)
+
+
+def test_a_byte_order_mark_and_null_for_no_images_are_taken(rows):
+    bom, row = b"\xef\xbb\xbf", b'{"input_ids": [7], "labels": [7], "images": null}'
+    file = rows(bom + row, bom, bom + row.replace(b"7", b"8"))
+    assert [file.row(i)[0].ids.tolist() for i in range(len(file))] == [[7], [8]]
+
+
+@pytest.mark.parametrize(("spelt", "stored"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_name_may_be_spelt_in_another_unicode_form_than_its_file(rows, folder, spelt, stored):
+    name = f"Gr\u00fc\u00df \u304c {spelt}.png"
+    Image.new("L", (64, 32)).save(folder.parent / normalize(stored, name))
+    sample, paths = rows(
+        chat(user("<image>"), assistant("1"), images=[normalize(spelt, name)])
+    ).row(0)
+    assert sample.grids == ((1, 2, 4),)
+    assert paths == (folder.parent / normalize(stored, name),)
+
+
+def test_rows_that_are_written_to_after_they_were_opened_are_refused(rows):
+    kinds = [{"input_ids": [i], "labels": [i]} for i in (1, 2, 3)]
+    file = rows(*kinds)
+    before = os.stat(file.path)
+    file.path.write_bytes(file.path.read_bytes().replace(b"[2]", b"[9]"))
+    os.utime(file.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.row(0)[0].ids.tolist() == [1]
+    with pytest.raises(RowError) as error:
+        file.row(1)
+    assert str(error.value) == (
+        f"{file.path}:2: the data file was written to since it was opened: start again"
+    )
+
+
+ONE_A_LINE = "expected JSON Lines, one object a line"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            b'[{"a": 1},\n{"a": 2}]',
+            f"the data is a JSON array, {ONE_A_LINE} (jq -c '.[]' makes it of one)",
+        ),
+        (
+            b"\xef\xbb\xbf\n [\n]",
+            f"the data is a JSON array, {ONE_A_LINE} (jq -c '.[]' makes it of one)",
+        ),
+        ('{"a": 1}'.encode("utf-16"), "the data is UTF-16 or UTF-32, expected UTF-8"),
+        (b"\x1f\x8b\x08\x00", "the data is compressed: unpack it"),
+        (b"PAR1\x15", f"the data is no text, {ONE_A_LINE}"),
+    ],
+)
+def test_data_of_another_format_is_told_as_what_it_is(rows, content, reason):
+    with pytest.raises(RowError) as error:
+        rows(content)
+    assert error.value.reason == reason
+
+
+def test_data_that_cannot_be_read_twice_is_refused(folder, config, tmp_path):
+    os.mkfifo(tmp_path / "a.jsonl")
+    for path, kind in ((tmp_path / "a.jsonl", "a pipe"), (Path("/dev/null"), "a device")):
+        with pytest.raises(RowError) as error:
+            RowFile(path, folder, config, ImageReader(folder, config))
+        assert str(error.value) == (
+            f"{path}: found {kind}, expected a file: rows are read again and in any order"
+        )
+
+
+def test_placeholders_of_videos_are_refused(rows, config):
+    ids = [5, config.video_token_id, 7]
+    with pytest.raises(RowError) as error:
+        rows({"input_ids": ids, "labels": ids, "images": ["one.png"]}).row(0)
+    assert error.value.reason == (
+        "token 1 is the placeholder of videos (292), expected that of images (291): videos are "
+        "not read from files"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])

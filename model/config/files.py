@@ -1,0 +1,104 @@
+"""What is read from outside: regular files only, JSON without doubled keys, quotes of some length.
+
+Everything that a user's files can make long goes through ``clipped`` before it is in a message.
+"""
+
+import json
+import stat
+from collections import Counter
+from os import stat as stat_of
+from pathlib import Path
+from typing import Any
+
+MOST_LETTERS = 160  # of one quote in a message
+MOST_LINES = 30  # of one message
+
+KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class OddFileError(OSError):
+    """Something in place of a file: a pipe, a device, a directory."""
+
+    def __init__(self, text: str) -> None:
+        """Say what was found."""
+        super().__init__(text)
+        self.strerror = text
+
+
+def clipped(value: object, most: int = MOST_LETTERS) -> str:
+    """A text, or what an object prints, short enough to be quoted: its middle is left out.
+
+    Args:
+      value: what is quoted.
+      most: letters that are kept.
+    """
+    text = str(value)
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}... ({len(text):,} characters) ...{text[-most // 4 :]}"
+
+
+def quoted(value: Any) -> str:
+    """What a value is in Python, short enough for a message."""
+    try:
+        return clipped(repr(value))
+    except ValueError:  # Python prints no integer of that many digits
+        return "a number of thousands of digits"
+
+
+def clipped_lines(lines: list[str], most: int = MOST_LINES) -> list[str]:
+    """The first of many lines, and how many are left out."""
+    left = len(lines) - most
+    return lines if left < 1 else [*lines[:most], f"and {left:,} more"]
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON, short enough to be quoted."""
+    return clipped(json.dumps(value))
+
+
+def odd_file(path: str | Path) -> str | None:
+    """Why something is no file whose bytes can be read again and again, or None.
+
+    Raises: OSError if it is not there.
+    """
+    mode = stat_of(path).st_mode
+    if stat.S_ISREG(mode):
+        return None
+    kind = next((name for holds, name in KINDS if holds(mode)), "no regular file")
+    return f"found {kind}, expected a file"
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises: OSError if it is not there or no regular file; ValueError or RecursionError if it is no
+      JSON, or has a key twice.
+    """
+    odd = odd_file(path)
+    if odd is not None:
+        raise OddFileError(odd)
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """JSON in which no object has a key twice.
+
+    Raises: ValueError or RecursionError if it is none.
+    """
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"duplicate keys: {clipped(', '.join(twice))}")
+    return keys
