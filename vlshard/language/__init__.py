@@ -10,8 +10,11 @@ only the names of DTensor's placements (`placements`). Errors of all wings are r
 from vlshard.language.arrays import IntArray
 from vlshard.language.axes import cutting_axes, home_axes, spec_axes, ulysses_specs
 from vlshard.language.binding import Binder, packing_of
-from vlshard.language.dims import BoundDim, Cut, FloatArray, Packed, Places, Plain
+from vlshard.language.census import counts, kept, tilings_kept
+from vlshard.language.cut import Cut, Places
+from vlshard.language.dims import BoundDim, FloatArray, Packed, Plain
 from vlshard.language.errors import LayoutError, PlanError, ShardError, Span, SpecError, nearest
+from vlshard.language.fused import Factor, Fused
 from vlshard.language.layout import Layout, layout, refuse_shape
 from vlshard.language.mesh_shape import AxisSize, MeshShape
 from vlshard.language.packing import Packing, coefficients
@@ -35,7 +38,9 @@ __all__ = [
     "Cut",
     "Dim",
     "Dots",
+    "Factor",
     "FloatArray",
+    "Fused",
     "Group",
     "Int",
     "IntArray",
@@ -55,9 +60,11 @@ __all__ = [
     "SpecError",
     "arrow",
     "coefficients",
+    "counts",
     "cutting_axes",
     "gradient_placements",
     "home_axes",
+    "kept",
     "label",
     "layout",
     "names_in",
@@ -73,5 +80,6 @@ __all__ = [
     "spec_axes",
     "spec_within",
     "splits_in",
+    "tilings_kept",
     "ulysses_specs",
 ]

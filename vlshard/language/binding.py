@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import NoReturn
 
-from vlshard.language.dims import BoundDim, Cut, Factor, Fused, Packed, Plain
+from vlshard.language.cut import Cut
+from vlshard.language.dims import BoundDim, Packed, Plain
 from vlshard.language.errors import LayoutError, Span, nearest
+from vlshard.language.fused import Factor, Fused
 from vlshard.language.mesh_shape import MeshShape
 from vlshard.language.packing import Packing
 from vlshard.language.syntax import (
@@ -25,7 +27,7 @@ from vlshard.language.syntax import (
 )
 
 Size = int | Packing
-LARGEST = 2**63 - 1
+LARGEST = 2**62
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,15 @@ class Binder:
         self.check_axes()
         self.check_sizes(sizes)
         bound = tuple(self.dim(dim, sizes) for dim in self.spec.dims)
+        total = 1
         for dim, whole in zip(self.spec.dims, bound, strict=True):
-            if whole.size > LARGEST:
-                self.fail(f"dim '{label(dim)}' has {whole.size} indices, too many", dim.span)
+            if (size := whole.size) > LARGEST:
+                headline = f"dim '{label(dim)}' has {_shown(size)} indices, more than 2**62"
+                self.fail(headline, dim.span)
+            total *= size
+        if total > LARGEST:
+            spans = [dim.span for dim in self.spec.dims]
+            self.fail(f"the tensor has {_shown(total)} elements, more than 2**62", *spans)
         return bound
 
     def size(self, name: str, value: object) -> Size:
@@ -109,7 +117,7 @@ class Binder:
     def plain(self, dim: Name, size: Size) -> Plain:
         """Bind a dim of its own."""
         packing = size if isinstance(size, Packing) else None
-        if packing and any(length != 1 for length in packing.lengths):
+        if packing and packing.lengths.count(1) < len(packing.lengths):
             self.fail(
                 f"the Packing of plain dim '{dim.name}' must have segments of one row each",
                 dim.name_span,
@@ -192,10 +200,10 @@ class Binder:
                     f"homes={homes} of '{dim.name}' is no multiple of the {cut.ranks} ranks here"
                 )
                 self.fail(headline, split.span, notes=[self.mesh.note])
-            for i, home in enumerate(packing.home):
-                if home >= homes:
-                    headline = f"{kind} {i} of '{dim.name}' has home {home}, out of range"
-                    self.fail(headline, split.span, notes=[self.mesh.note])
+            if max(packing.home, default=0) >= homes:
+                i = next(i for i, home in enumerate(packing.home) if home >= homes)
+                headline = f"{kind} {i} of '{dim.name}' has home {packing.home[i]}, out of range"
+                self.fail(headline, split.span, notes=[self.mesh.note])
 
     def cuts(self, splits: Sequence[Split]) -> tuple[Cut, ...]:
         """Splits over the parts of their axes."""
@@ -205,6 +213,11 @@ class Binder:
         for split in splits:
             parts = tuple(part for axis in split.axes for part in self.mesh.axis_parts(axis))
             yield Cut(parts, tuple(self.mesh.parts[part] for part in parts), split.order)
+
+
+def _shown(number: int) -> str:
+    """A number that may have any number of digits."""
+    return str(number) if number < 10**30 else f"about 2**{number.bit_length() - 1}"
 
 
 def packing_of(dim: Dim, sizes: Mapping[str, Size]) -> Packing | None:

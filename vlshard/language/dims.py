@@ -1,47 +1,19 @@
 """Bound dims: how each kind of tensor dim is cut, and which rows a place on the mesh holds."""
 
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlshard.language.arrays import IntArray
+from vlshard.language.cut import Cut, Places, axes_of
+from vlshard.language.fused import Fused
 from vlshard.language.packing import Packing
-from vlshard.language.pieces import Pieces, chunk, join, share
+from vlshard.language.pieces import Pieces, chunk, join, share, share_of, shares_of
 
-Places = Mapping[str, int]
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """One split bound to a mesh.
-
-    Attributes:
-      axes: the parts of the mesh that are joined, major to minor.
-      sizes: ranks along each of them.
-      order: None for contiguous blocks.
-    """
-
-    axes: tuple[str, ...]
-    sizes: tuple[int, ...]
-    order: str | None = None
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks that it deals to."""
-        return prod(self.sizes)
-
-    def place(self, places: Places) -> int:
-        """Which of its ranks is at a place of the mesh."""
-        place = 0
-        for axis, size in zip(self.axes, self.sizes, strict=True):
-            place = place * size + places[axis]
-        return place
 
 
 @dataclass(frozen=True)
@@ -55,7 +27,7 @@ class Plain:
     @property
     def axes(self) -> tuple[str, ...]:
         """Parts of the mesh that cut it."""
-        return _axes(self.cuts)
+        return axes_of(self.cuts)
 
     def pieces(self, places: Places) -> Pieces:
         """Rows held at a place: as ``torch.chunk`` cuts, head and tail, or by home."""
@@ -69,56 +41,48 @@ class Plain:
                     pieces = join([head, pieces.take(*share(rows, chunks, chunks - 1 - rank))])
                 case "home":
                     rows = pieces.indices()
-                    pieces = Pieces.of(rows[_homes(self.rows, cut)[rows] == rank])
+                    pieces = Pieces.of(rows[homes_of(self.rows, cut)[rows] == rank])
                 case _:
                     pieces = pieces.take(*chunk(pieces.rows, cut.ranks, rank))
         return pieces
 
-
-@dataclass(frozen=True)
-class Factor:
-    """One of the dims of a fused dim, of which each cut deals equal blocks."""
-
-    size: int
-    cuts: tuple[Cut, ...] = ()
-    factors: tuple["Factor", ...] = ()
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Parts of the mesh that cut it."""
-        return tuple(a for factor in self.factors for a in factor.axes) + _axes(self.cuts)
-
-    def indices(self, places: Places) -> IntArray:
-        """Indices held at a place."""
-        held = _combine(self.factors, places) if self.factors else np.arange(self.size)
+    def count(self, places: Places) -> int:
+        """Number of rows held at a place."""
+        rows = self.size
         for cut in self.cuts:
-            held = held[slice(*chunk(held.size, cut.ranks, cut.place(places)))]
-        return held
+            rank = cut.place(places)
+            if cut.order == "home":
+                return self.pieces(places).rows
+            if cut.order == "zigzag":
+                rows = _length(share(rows, 2 * cut.ranks, rank)) + _length(
+                    share(rows, 2 * cut.ranks, 2 * cut.ranks - 1 - rank)
+                )
+            else:
+                rows = _length(chunk(rows, cut.ranks, rank))
+        return rows
 
-
-@dataclass(frozen=True)
-class Fused:
-    """Several dims in one: each factor may be cut for itself, ``cuts`` cut what is left."""
-
-    factors: tuple[Factor, ...]
-    cuts: tuple[Cut, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Rows of the whole dim."""
-        return prod(factor.size for factor in self.factors)
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Parts of the mesh that cut it."""
-        return tuple(a for factor in self.factors for a in factor.axes) + _axes(self.cuts)
-
-    def pieces(self, places: Places) -> Pieces:
-        """Rows held at a place."""
-        pieces = Pieces.of(_combine(self.factors, places))
-        for cut in self.cuts:
-            pieces = pieces.take(*chunk(pieces.rows, cut.ranks, cut.place(places)))
-        return pieces
+    def find(self, row: int) -> dict[str, int]:
+        """The place, along the axes that cut it, that holds a row."""
+        places: dict[str, int] = {}
+        at, rows = row, self.size
+        for i, cut in enumerate(self.cuts):
+            parts = 2 * cut.ranks
+            if cut.order == "home":
+                held = Plain(self.size, self.cuts[:i], self.rows).pieces(places).indices()
+                homes = homes_of(self.rows, cut)[held]
+                place = int(homes[at])
+                at, rows = (int((part == place).sum()) for part in (homes[:at], homes))
+            elif cut.order == "zigzag":
+                part = share_of(at, rows, parts)
+                place = min(part, parts - 1 - part)
+                head, tail = (share(rows, parts, half) for half in (place, parts - 1 - place))
+                at -= head[0] if part == place else tail[0] - _length(head)
+                rows = _length(head) + _length(tail)
+            else:
+                place, at = divmod(at, -(-rows // cut.ranks))
+                rows = _length(chunk(rows, cut.ranks, place))
+            places |= cut.spread(place)
+        return places
 
 
 @dataclass(frozen=True)
@@ -138,7 +102,7 @@ class Packed:
     @property
     def axes(self) -> tuple[str, ...]:
         """Parts of the mesh that cut it."""
-        return _axes((*self.segments, *self.each, *self.cuts))
+        return axes_of((*self.segments, *self.each, *self.cuts))
 
     def row_costs(self) -> FloatArray:
         """What each row of each segment costs by the packing's coefficients."""
@@ -147,17 +111,53 @@ class Packed:
 
     def pieces(self, places: Places) -> Pieces:
         """Rows held at a place, in whole units."""
-        unit = self.packing.unit
-        held = self.held(places)
-        lengths = self.packing.lengths_array
-        starts = np.cumsum(lengths) - lengths
-        pieces = Pieces(starts[held], lengths[held])
-        for cut in self.each:
-            zigzag = cut.order == "zigzag"
-            pieces = pieces.cut_each(unit, cut.ranks, cut.place(places), zigzag=zigzag)
+        unit, pieces = self.packing.unit, self._cut_each(places)
         for cut in self.cuts:
             start, stop = share(pieces.rows // unit, cut.ranks, cut.place(places))
             pieces = pieces.take(start * unit, stop * unit)
+        return pieces
+
+    def count(self, places: Places) -> int:
+        """Number of rows held at a place."""
+        unit, rows = self.packing.unit, self._cut_each(places).rows
+        for cut in self.cuts:
+            rows = unit * _length(share(rows // unit, cut.ranks, cut.place(places)))
+        return rows
+
+    def find(self, row: int) -> dict[str, int]:
+        """The place, along the axes that cut it, that holds a row."""
+        places: dict[str, int] = {}
+        segment = int(np.searchsorted(self.packing.ends, row, "right"))
+        held = np.arange(len(self.packing.lengths))
+        for cut in self.segments:
+            ranks = self.dealt(cut, held)
+            places |= cut.spread(int(ranks[np.searchsorted(held, segment)]))
+            held = held[ranks == cut.place(places)]
+        unit, pieces = self.packing.unit, self._runs(held)
+        for cut in self.each:
+            zigzag = cut.order == "zigzag"
+            places |= cut.spread(pieces.part_of(row, unit, cut.ranks, zigzag=zigzag))
+            pieces = pieces.cut_each(unit, cut.ranks, cut.place(places), zigzag=zigzag)
+        at, rows = pieces.position(row) // unit, pieces.rows // unit
+        for cut in self.cuts:
+            place = share_of(at, rows, cut.ranks)
+            places |= cut.spread(place)
+            start, stop = share(rows, cut.ranks, place)
+            at, rows = at - start, stop - start
+        return places
+
+    def _runs(self, held: IntArray) -> Pieces:
+        """Segments as runs of rows."""
+        lengths = self.packing.lengths_array[held]
+        return Pieces(self.packing.ends[held] - lengths, lengths)
+
+    def _cut_each(self, places: Places) -> Pieces:
+        """What a place holds before the pack as a whole is cut."""
+        pieces = self._runs(self.held(places))
+        for cut in self.each:
+            zigzag = cut.order == "zigzag"
+            rank = cut.place(places)
+            pieces = pieces.cut_each(self.packing.unit, cut.ranks, rank, zigzag=zigzag)
         return pieces
 
     def held(self, places: Places) -> IntArray:
@@ -165,33 +165,32 @@ class Packed:
         held = np.arange(len(self.packing.lengths))
         for cut in self.segments:
             rank = cut.place(places)
-            match cut.order:
-                case "home":
-                    held = held[_homes(self.packing, cut)[held] == rank]
-                case "balance":
-                    held = held[_dealt(self.packing, held.tobytes(), cut.ranks) == rank]
-                case _:
-                    held = held[slice(*share(len(held), cut.ranks, rank))]
+            if cut.order:
+                held = held[self.dealt(cut, held) == rank]
+            else:
+                held = held[slice(*share(len(held), cut.ranks, rank))]
         return held
+
+    def dealt(self, cut: Cut, held: IntArray) -> IntArray:
+        """To which rank of a cut each of some segments, all that one place holds, goes."""
+        match cut.order:
+            case "home":
+                return homes_of(self.packing, cut)[held]
+            case "balance":
+                return _balanced(self.packing, held.tobytes(), cut.ranks)
+            case _:
+                return shares_of(np.arange(held.size), held.size, cut.ranks)
 
 
 BoundDim = Plain | Fused | Packed
 
 
-def _axes(cuts: tuple[Cut, ...]) -> tuple[str, ...]:
-    """The parts of the mesh that cuts deal over."""
-    return tuple(axis for cut in cuts for axis in cut.axes)
+def _length(bounds: tuple[int, int]) -> int:
+    """Number of rows between bounds."""
+    return bounds[1] - bounds[0]
 
 
-def _combine(factors: tuple[Factor, ...], places: Places) -> IntArray:
-    """Indices of a product of dims, the last the fastest."""
-    held = np.zeros(1, np.int64)
-    for factor in factors:
-        held = (held[:, None] * factor.size + factor.indices(places)).ravel()
-    return held
-
-
-def _homes(packing: Packing | None, cut: Cut) -> IntArray:
+def homes_of(packing: Packing | None, cut: Cut) -> IntArray:
     """Which rank of a cut each segment is at home with.
 
     A cut over the leading part of the home axes unites the ranks that agree there.
@@ -202,7 +201,7 @@ def _homes(packing: Packing | None, cut: Cut) -> IntArray:
 
 
 @lru_cache(maxsize=256)
-def _dealt(packing: Packing, held: bytes, ranks: int) -> IntArray:
+def _balanced(packing: Packing, held: bytes, ranks: int) -> IntArray:
     """To which rank each of the held segments is dealt: costly first, to whom has least so far.
 
     The largest load is within 4/3 of the best possible one.

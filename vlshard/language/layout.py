@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from operator import index as as_index
 from types import MappingProxyType
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, SupportsIndex
 
 import numpy as np
 
 from vlshard.language.arrays import IntArray
 from vlshard.language.binding import Binder, Size
+from vlshard.language.census import costs, counts, spread
 from vlshard.language.dims import BoundDim, FloatArray, Packed
 from vlshard.language.errors import LayoutError
 from vlshard.language.mesh_shape import MeshShape
@@ -72,14 +73,15 @@ class Layout:
           rank: a global rank.
         Raises: PlanError if the mesh has no such rank.
         """
-        return tuple(pieces.rows for pieces in self.pieces(rank))
+        places = self.mesh.coords(rank)
+        return tuple(dim.count(places) for dim in self.bound)
 
     def pieces(self, rank: int) -> tuple[Pieces, ...]:
         """What a rank holds of each dim, as runs of consecutive indices."""
         places = self.mesh.coords(rank)
         return tuple(dim.pieces(places) for dim in self.bound)
 
-    def owners(self, index: int | Sequence[int]) -> tuple[int, ...]:
+    def owners(self, index: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
         """The ranks that hold an element.
 
         Args:
@@ -87,24 +89,16 @@ class Layout:
         Returns: global ranks, increasing; several where the layout is whole over an axis.
         Raises: LayoutError if the tensor has no such element.
         """
-        at = (index,) if isinstance(index, int) else tuple(index)
+        at = (index,) if isinstance(index, SupportsIndex) else tuple(index)
         inside = (0 <= i < dim.size for i, dim in zip(at, self.bound, strict=False))
         if len(at) != len(self.bound) or not all(inside):
             headline = f"a tensor of shape {self.shape} has no element {at}"
             raise LayoutError(headline, text=self.spec.text, where=self.where)
-        places: list[dict[str, int]] = [{}]
+        places: dict[str, int] = {}
         for i, dim in zip(at, self.bound, strict=True):
-            here = [place for place in self._places(dim.axes) if dim.pieces(place).holds(i)]
-            places = [{**one, **two} for one, two in product(places, here)]
-        used = [axis for dim in self.bound for axis in dim.axes]
-        rest = [part for part in self.mesh.parts if part not in used]
-        firsts = (self.mesh.rank_at(place) for place in places)
-        return tuple(sorted(rank for first in firsts for rank in self.mesh.peers(rest, first)))
-
-    def _places(self, axes: Sequence[str]) -> list[dict[str, int]]:
-        """All places along some parts of the mesh."""
-        ranges = (range(self.mesh.parts[axis]) for axis in axes)
-        return [dict(zip(axes, place, strict=True)) for place in product(*ranges)]
+            places |= dim.find(as_index(i))
+        rest = [part for part in self.mesh.parts if part not in places]
+        return tuple(sorted(self.mesh.peers(rest, self.mesh.rank_at(places))))
 
     def loads(self, dim: int = 0, *, by: Literal["rows", "cost"] = "rows") -> FloatArray:
         """How much of a dim each rank holds.
@@ -115,12 +109,10 @@ class Layout:
             coefficients of its Packing (of dims that are not packed, 1).
         Returns: one number per rank of the mesh.
         """
-        bound = self.bound[dim]
-        places = (self.mesh.coords(rank) for rank in range(self.mesh.size))
-        if by == "rows" or not isinstance(bound, Packed):
-            return np.array([bound.pieces(place).rows for place in places], np.float64)
-        costs = np.repeat(bound.row_costs(), bound.packing.lengths)
-        return np.array([costs[bound.pieces(place).indices()].sum() for place in places])
+        bound, ranks = self.bound[dim], self.mesh.parts
+        if by == "cost" and isinstance(bound, Packed):
+            return spread(costs(bound, ranks), ranks)
+        return spread(counts(bound, ranks), ranks).astype(np.float64)
 
     def imbalance(self, dim: int = 0, *, by: Literal["rows", "cost"] = "rows") -> float:
         """The largest load of a rank over the mean load; 1 where nothing is to be done.

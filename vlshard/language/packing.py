@@ -62,6 +62,14 @@ class Packing:
                 f"packing: {len(self.lengths)} lengths, but home names {len(self.home)} segments"
             )
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worked out once, of numbers alone (the same in each process): look-ups ask for it."""
+        return hash((self.lengths, self.unit, self.home or (), self.cost, self.homes or 0))
+
     @cached_property
     def rows(self) -> int:
         """Rows of all segments together."""
@@ -71,6 +79,11 @@ class Packing:
     def lengths_array(self) -> IntArray:
         """The lengths as an array, made once and not to be written to."""
         return read_only(self.lengths)
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Where each segment ends, not to be written to."""
+        return read_only(np.cumsum(self.lengths_array))
 
     @cached_property
     def home_array(self) -> IntArray:
@@ -88,7 +101,7 @@ class Packing:
         return (a * self.unit * self.unit * units + b * self.unit) * units
 
 
-def read_only(values: Sequence[int]) -> IntArray:
+def read_only(values: Sequence[int] | IntArray) -> IntArray:
     """Integers as an array of the right dtype, also where there are none."""
     array = np.array(values, np.int64)
     array.setflags(write=False)

@@ -38,15 +38,20 @@ class Pieces:
         """Number of rows in all runs."""
         return int(self.lengths.sum())
 
-    def holds(self, row: int) -> bool:
-        """Whether a global row is in one of the runs."""
-        return bool(((self.starts <= row) & (row < self.starts + self.lengths)).any())
-
     def indices(self) -> IntArray:
         """Global row of each local row."""
         ends = np.cumsum(self.lengths)
         shift = np.repeat(self.starts - ends + self.lengths, self.lengths)
         return shift + np.arange(self.rows)
+
+    def position(self, row: int) -> int:
+        """Where a row that is held lies in local order."""
+        run = self._run(row)
+        return int(self.lengths[:run].sum()) + row - int(self.starts[run])
+
+    def _run(self, row: int) -> int:
+        """Which run a row that is held is in."""
+        return int(np.argmax((self.starts <= row) & (row < self.starts + self.lengths)))
 
     def take(self, start: int, stop: int) -> "Pieces":
         """Local rows ``start`` to ``stop - 1``."""
@@ -84,8 +89,24 @@ class Pieces:
         lengths = np.stack([head.lengths, tail.lengths], axis=1).ravel()
         return Pieces(starts, lengths).only(lengths > 0)
 
+    def part_of(self, row: int, unit: int, ranks: int, *, zigzag: bool = False) -> int:
+        """Which rank gets a row that is held, where ``cut_each`` cuts."""
+        parts, run = 2 * ranks if zigzag else ranks, self._run(row)
+        size, extra = np.divmod(self.lengths[: run + 1] // unit, parts)
+        first, every = int(extra[:-1].sum()) % parts, np.arange(parts)
+        one = Pieces(self.starts[run : run + 1], self.lengths[run : run + 1])
+        bounds = one._part(unit, parts, every, size[run:], extra[run:], np.array([first])).starts
+        part = int(np.searchsorted(bounds, row, "right")) - 1
+        return min(part, parts - 1 - part) if zigzag else part
+
     def _part(
-        self, unit: int, parts: int, part: int, size: IntArray, extra: IntArray, first: IntArray
+        self,
+        unit: int,
+        parts: int,
+        part: int | IntArray,
+        size: IntArray,
+        extra: IntArray,
+        first: IntArray,
     ) -> "Pieces":
         """One part of every run; parts first ... first + extra - 1 (modulo parts) have one more."""
         below = np.clip(part - first, 0, np.minimum(extra, parts - first))
@@ -111,3 +132,17 @@ def share(size: int, ranks: int, rank: int) -> tuple[int, int]:
     block, extra = divmod(size, ranks)
     start = rank * block + min(rank, extra)
     return start, start + block + (rank < extra)
+
+
+def share_of(at: int, size: int, ranks: int) -> int:
+    """Whose block, as ``share`` cuts, a row is in."""
+    block, extra = divmod(size, ranks)
+    large = extra * (block + 1)
+    return at // (block + 1) if at < large else extra + (at - large) // block
+
+
+def shares_of(at: IntArray, size: IntArray | int, ranks: int) -> IntArray:
+    """``share_of`` for several rows."""
+    block, extra = np.divmod(size, ranks)
+    large = extra * (block + 1)
+    return np.where(at < large, at // (block + 1), extra + (at - large) // np.maximum(block, 1))

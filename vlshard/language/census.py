@@ -1,0 +1,320 @@
+"""What all places of a mesh hold at once: how much, and how much of it both before and after.
+
+Answers are grids: arrays with a numpy axis for each part of the mesh that has more than one rank,
+in the order of the mesh, of length 1 where the dim is not cut over it, so that they broadcast.
+Fused dims are counted as boxes, the others as runs; neither is as long as the dim.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from vlshard.language.arrays import IntArray
+from vlshard.language.cut import Cut, axes_of
+from vlshard.language.dims import BoundDim, FloatArray, Packed, Plain
+from vlshard.language.fused import Factor, Fused
+from vlshard.language.tiling import Tiling, packed_tiling, plain_tiling
+
+Ranks = Mapping[str, int]
+Grids = Mapping[str, IntArray]
+Array = TypeVar("Array", IntArray, FloatArray)
+SAFE = 2**62
+
+
+class Span(NamedTuple):
+    """Consecutive indices at each place: the first, and the one after the last."""
+
+    start: IntArray
+    stop: IntArray
+
+
+Box = tuple[Span, ...]
+
+
+def counts(dim: BoundDim, ranks: Ranks) -> IntArray:
+    """Rows of a dim that each place holds, as a grid.
+
+    Args:
+      dim: the dim.
+      ranks: ranks along each part of the mesh, in its order.
+    """
+    match dim:
+        case Fused():
+            places = _places(ranks, _type(dim.size))
+            return _window(_product_of(dim.factors, places), dim.cuts, places)[1]
+        case Plain() if not any(cut.order == "home" for cut in dim.cuts):
+            return _plain_counts(dim, _places(ranks, np.int64))
+        case Plain():
+            return _grid(plain_tiling(dim).rows, dim.cuts, ranks)
+        case Packed():
+            return _packed_counts(dim, ranks)
+
+
+def costs(dim: Packed, ranks: Ranks) -> FloatArray:
+    """What the rows cost that each place holds, as a grid.
+
+    Args:
+      dim: the dim.
+      ranks: ranks along each part of the mesh, in its order.
+    """
+    tiling = packed_tiling(dim)
+    segment = np.searchsorted(dim.packing.ends, tiling.starts, "right")
+    cost = dim.row_costs()[segment] * tiling.lengths
+    found = np.bincount(tiling.place, cost, tiling.places)
+    return _grid(found, (*dim.segments, *dim.each, *dim.cuts), ranks)
+
+
+def spread(grid: Array, ranks: Ranks) -> Array:
+    """A grid as one number for each rank of the mesh.
+
+    Args:
+      grid: what a function of this file returns.
+      ranks: ranks along each part of the mesh, in its order.
+    """
+    shape = [n for n in ranks.values() if n > 1]
+    return np.broadcast_to(grid, shape).ravel()
+
+
+def kept(before: BoundDim, after: BoundDim, ranks: Ranks) -> IntArray:
+    """Rows that each place holds both before and after, as a grid.
+
+    Args:
+      before: the dim as it is cut before.
+      after: the same dim as it is cut after.
+      ranks: ranks along each part of the mesh, in its order.
+    """
+    if isinstance(before, Fused) and isinstance(after, Fused):
+        places = _places(ranks, _type(before.size))
+        return _overlap(_boxes(before, places), _boxes(after, places))
+    sides = [
+        (plain_tiling(dim), dim.cuts)
+        if isinstance(dim, Plain)
+        else (packed_tiling(dim), (*dim.segments, *dim.each, *dim.cuts))
+        for dim in (before, after)
+        if not isinstance(dim, Fused)
+    ]
+    (held, cuts), (wanted, cuts_after) = sides
+    return tilings_kept(held, cuts, wanted, cuts_after, ranks)
+
+
+def tilings_kept(
+    held: Tiling, before: Sequence[Cut], wanted: Tiling, after: Sequence[Cut], ranks: Ranks
+) -> IntArray:
+    """Rows that each place holds in both of two tilings of the same rows, as a grid.
+
+    Args:
+      held: the runs before.
+      before: the cuts that count its places.
+      wanted: the runs after.
+      after: the cuts that count its places.
+      ranks: ranks along each part of the mesh, in its order.
+    """
+    begins = np.unique(np.concatenate([held.starts, wanted.starts]))
+    total = int(held.lengths.sum())
+    lengths = np.diff(begins, append=total)
+    have, want = (
+        _digits(tiling, cuts, begins) for tiling, cuts in ((held, before), (wanted, after))
+    )
+    index, same = np.zeros_like(begins), np.ones(begins.size, dtype=bool)
+    used: list[tuple[str, int]] = []
+    for axis, (size, place) in {**want, **have}.items():
+        if axis in have and axis in want:
+            same &= place == want[axis][1]
+        index = index * size + place
+        used.append((axis, size))
+    found = _tally(index[same], lengths[same], prod(size for _, size in used))
+    axes = tuple(axis for axis, _ in used)
+    return _grid(found, [Cut(axes, tuple(size for _, size in used))], ranks)
+
+
+def _digits(
+    tiling: Tiling, cuts: Sequence[Cut], begins: IntArray
+) -> dict[str, tuple[int, IntArray]]:
+    """For each axis its ranks, and where along it the run is that holds each of some rows."""
+    order = np.argsort(tiling.starts)
+    place = tiling.place[order][np.searchsorted(tiling.starts[order], begins, "right") - 1]
+    found: dict[str, tuple[int, IntArray]] = {}
+    for cut in reversed(cuts):
+        for axis, size in zip(reversed(cut.axes), reversed(cut.sizes), strict=True):
+            place, digit = np.divmod(place, size)
+            found[axis] = (size, digit)
+    return found
+
+
+def _tally(index: IntArray, amounts: IntArray, size: int) -> IntArray:
+    """Sums of amounts by index, exact beyond what doubles hold: in two halves."""
+    low, high = amounts & (2**31 - 1), amounts >> 31
+    found = np.bincount(index, low, size).astype(np.int64)
+    return found + (np.bincount(index, high, size).astype(np.int64) << 31) if high.any() else found
+
+
+def _grid(flat: Array, cuts: Sequence[Cut], ranks: Ranks) -> Array:
+    """Numbers of places that count along cuts, as a grid."""
+    sizes = dict(zip(axes_of(cuts), (n for cut in cuts for n in cut.sizes), strict=True))
+    used = [axis for axis, n in sizes.items() if n > 1]
+    order = [axis for axis in ranks if axis in used]
+    block = flat.reshape([sizes[axis] for axis in used])
+    block = block.transpose([used.index(axis) for axis in order])
+    return block.reshape([n if a in used else 1 for a, n in ranks.items() if n > 1])
+
+
+# -------------------------------------------------- closed forms
+
+
+def _places(ranks: Ranks, kind: type) -> Grids:
+    """The place along each part of the mesh, as a grid."""
+    wide = [axis for axis, n in ranks.items() if n > 1]
+    found: dict[str, IntArray] = {}
+    for axis, n in ranks.items():
+        shape = [n if axis == other else 1 for other in wide]
+        found[axis] = np.arange(n).astype(kind).reshape(shape)
+    return found
+
+
+def _type(size: int) -> type:
+    """What rows are counted in: integers of any length where 64 bits do not do."""
+    return np.int64 if size <= SAFE else object
+
+
+def _place(cut: Cut, places: Grids) -> IntArray:
+    """Which rank of a cut each place is."""
+    place = np.zeros((), np.int64)
+    for axis, size in zip(cut.axes, cut.sizes, strict=True):
+        place = place * size + places[axis]
+    return place
+
+
+def _plain_counts(dim: Plain, places: Grids) -> IntArray:
+    """Rows of a plain dim without homes at each place."""
+    rows = np.array(dim.size)
+    for cut in dim.cuts:
+        place, parts = _place(cut, places), 2 * cut.ranks
+        if cut.order == "zigzag":
+            rows = _shared(rows, parts, place) + _shared(rows, parts, parts - 1 - place)
+        else:
+            rows = _window(rows, [cut], places)[1]
+    return rows
+
+
+def _packed_counts(dim: Packed, ranks: Ranks) -> IntArray:
+    """Rows of a pack at each place: of the last cut that goes through each segment, by sums."""
+    unit, places = dim.packing.unit, _places(ranks, np.int64)
+    *each, last = dim.each or (None,)
+    tiling = packed_tiling(Packed(dim.packing, dim.segments, tuple(filter(None, each))))
+    cuts = (*dim.segments, *filter(None, each))
+    if last is None:
+        units = _grid(tiling.rows // unit, cuts, ranks)
+    else:
+        parts = 2 * last.ranks if last.order == "zigzag" else last.ranks
+        size, extra = np.divmod(tiling.lengths // unit, parts)
+        whole, more = (
+            _grid(Tiling(tiling.starts, n, tiling.place, tiling.places).rows, cuts, ranks)
+            for n in (size, extra)
+        )
+        place = _place(last, places)
+        units = whole + _shared(more, parts, place)
+        if last.order == "zigzag":
+            units = units + whole + _shared(more, parts, parts - 1 - place)
+    for cut in dim.cuts:
+        units = _shared(units, cut.ranks, _place(cut, places))
+    return units * unit
+
+
+def _shared(rows: IntArray, ranks: int, place: IntArray) -> IntArray:
+    """Rows of blocks whose sizes differ by at most one, larger ones first."""
+    return rows // ranks + (place < rows % ranks)
+
+
+def _window(rows: IntArray, cuts: Sequence[Cut], places: Grids) -> tuple[IntArray, IntArray]:
+    """The first of so many rows, and how many, that contiguous cuts leave each place."""
+    first = rows * 0
+    for cut in cuts:
+        block, place = -(-rows // cut.ranks), _place(cut, places)
+        start = np.minimum(block * place, rows)
+        first, rows = first + start, np.minimum(block, rows - start)
+    return first, rows
+
+
+def _counted(factor: Factor, places: Grids) -> tuple[IntArray, IntArray]:
+    """What its cuts leave each place of a factor: the first index, and how many."""
+    rows = (
+        _product_of(factor.factors, places)
+        if factor.factors
+        else np.array(factor.size, dtype=_type_of(places))
+    )
+    return _window(rows, factor.cuts, places)
+
+
+def _product_of(factors: Sequence[Factor], places: Grids) -> IntArray:
+    """How many indices of a product each place holds."""
+    rows = np.ones((), dtype=_type_of(places))
+    for factor in factors:
+        rows = rows * _counted(factor, places)[1]
+    return rows
+
+
+def _type_of(places: Grids) -> np.dtype[np.int64]:
+    """What grids count in."""
+    return next((place.dtype for place in places.values()), np.dtype(np.int64))
+
+
+# -------------------------------------------------- boxes
+
+
+def _boxes(dim: Fused, places: Grids) -> list[Box]:
+    """What each place holds of a fused dim: boxes, a span of each factor that has no factors."""
+    first, rows = _window(_product_of(dim.factors, places), dim.cuts, places)
+    whole = not dim.cuts
+    return _product(dim.factors, places, None if whole else Span(first, first + rows))
+
+
+def _product(factors: Sequence[Factor], places: Grids, taken: Span | None) -> list[Box]:
+    """The rows of a product in a span, the last factor the fastest; None takes all."""
+    factor, *rest = factors
+    if not rest or taken is None:
+        own = _factor(factor, places, taken)
+        return _crossed(own, _product(rest, places, None)) if rest else own
+    below = _product_of(rest, places)
+    wide = np.maximum(below, 1)
+    first, skip = taken.start // wide, taken.start % wide
+    last, over = taken.stop // wide, taken.stop % wide
+    zero, cut = below * 0, skip > 0
+    # Whole turns of the rest, then what the span has of the first turn and of the last.
+    found = _crossed(_factor(factor, places, Span(first + cut, last)), _product(rest, places, None))
+    head = Span(skip, np.where(cut, np.minimum(below, skip + taken.stop - taken.start), skip))
+    tail = Span(zero, np.where((last > first) | ~cut, over, zero))
+    for turn, span in ((first, head), (last, tail)):
+        if (span.start < span.stop).any():
+            own = _factor(factor, places, Span(turn, turn + 1))
+            found += _crossed(own, _product(rest, places, span))
+    return found
+
+
+def _factor(factor: Factor, places: Grids, taken: Span | None) -> list[Box]:
+    """Of the indices of a factor that each place holds, those in a span."""
+    first, rows = _counted(factor, places)
+    span = Span(first, first + rows) if taken is None else Span(*(first + n for n in taken))
+    if factor.factors:
+        whole = taken is None and not factor.cuts
+        return _product(factor.factors, places, None if whole else span)
+    return [(span,)]
+
+
+def _crossed(some: Sequence[Box], others: Sequence[Box]) -> list[Box]:
+    """The boxes of a product of two sets."""
+    return [(*one, *other) for one in some for other in others]
+
+
+def _overlap(some: Sequence[Box], others: Sequence[Box]) -> IntArray:
+    """Rows that are in boxes of both sets, at each place; boxes of one set do not meet."""
+    found = np.zeros((), np.int64)
+    for one in some:
+        for other in others:
+            rows = np.ones((), np.int64)
+            for a, b in zip(one, other, strict=True):
+                both = np.minimum(a.stop, b.stop) - np.maximum(a.start, b.start)
+                rows = rows * np.maximum(both, 0)
+            found = found + rows
+    return found
