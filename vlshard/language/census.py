@@ -62,11 +62,11 @@ def costs(dim: Packed, ranks: Ranks) -> FloatArray:
     tiling = packed_tiling(dim)
     segment = np.searchsorted(dim.packing.ends, tiling.starts, "right")
     cost = dim.row_costs()[segment] * tiling.lengths
-    found = np.bincount(tiling.place, cost, tiling.places)
+    found = np.bincount(tiling.place, cost, tiling.places).astype(np.float64)
     return _grid(found, (*dim.segments, *dim.each, *dim.cuts), ranks)
 
 
-def spread(grid: Array, ranks: Ranks) -> Array:
+def by_rank(grid: IntArray | FloatArray, ranks: Ranks) -> FloatArray:
     """A grid as one number for each rank of the mesh.
 
     Args:
@@ -74,7 +74,7 @@ def spread(grid: Array, ranks: Ranks) -> Array:
       ranks: ranks along each part of the mesh, in its order.
     """
     shape = [n for n in ranks.values() if n > 1]
-    return np.broadcast_to(grid, shape).ravel()
+    return np.broadcast_to(grid.astype(np.float64), shape).flatten()
 
 
 def kept(before: BoundDim, after: BoundDim, ranks: Ranks) -> IntArray:

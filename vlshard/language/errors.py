@@ -1,6 +1,7 @@
 """Errors that show the spec and point at the culprit."""
 
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 
@@ -76,26 +77,46 @@ def underline(spans: Sequence[Span]) -> str:
     return "".join("^" if i in marked else " " for i in range(max(marked, default=-1) + 1))
 
 
+# Names longer than this are not compared, and no more than so many names with one.
+LONGEST_NAME, MOST_NAMES = 64, 256
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """Tail of a message that offers the names most like a misspelt one.
+
+    The search is bounded: nothing is offered for a very long name, or instead of one.
 
     Args:
       name: the name that is not known.
       known: the names that are.
     Returns: ``"; did you mean 'cp' or 'dp'?"``, or nothing if no name is near.
     """
-    distances = {other: edit_distance(name.lower(), other.lower()) for other in known}
-    # A name of which nothing is left is not alike, however short it is.
-    distances = {other: d for other, d in distances.items() if d < max(len(name), len(other))}
-    best = min(distances.values(), default=len(name) + 1)
-    if best > max(1, len(name) // 3):
+    best, offered = max(1, len(name) // 3), list[str]()
+    if len(name) > LONGEST_NAME:
         return ""
-    offers = [f"'{other}'" for other in sorted(distances) if distances[other] == best]
+    alike = (other for other in known if abs(len(other) - len(name)) <= max(1, len(name) // 3))
+    for other in islice(alike, MOST_NAMES):
+        distance = edit_distance(name.lower(), other.lower(), best)
+        # A name of which nothing is left is not alike, however short it is.
+        if distance > best or distance >= max(len(name), len(other)):
+            continue
+        if distance < best:
+            best, offered = distance, []
+        offered.append(f"'{other}'")
+    if not offered:
+        return ""
+    offers = sorted(offered)
     return f"; did you mean {' or '.join(filter(None, (', '.join(offers[:-1]), offers[-1])))}?"
 
 
-def edit_distance(a: str, b: str) -> int:
-    """Fewest insertions, deletions, changes and swaps of neighbours that make a into b."""
+def edit_distance(a: str, b: str, most: int | None = None) -> int:
+    """Fewest insertions, deletions, changes and swaps of neighbours that make a into b.
+
+    Args:
+      a: a text.
+      b: another.
+      most: where more are needed than this, any larger number may be returned.
+    """
     rows = [list(range(len(b) + 1))]
     for i, x in enumerate(a, 1):
         row = [i]
@@ -104,5 +125,7 @@ def edit_distance(a: str, b: str) -> int:
             if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
                 cost = min(cost, rows[-2][j - 2] + 1)
             row.append(cost)
-        rows.append(row)
+        if most is not None and min(*rows[-1], *row) > most:
+            return most + 1
+        rows = [rows[-1], row]
     return rows[-1][-1]

@@ -7,11 +7,9 @@ from operator import index as as_index
 from types import MappingProxyType
 from typing import Literal, NoReturn, SupportsIndex
 
-import numpy as np
-
 from vlshard.language.arrays import IntArray
 from vlshard.language.binding import Binder, Size
-from vlshard.language.census import costs, counts, spread
+from vlshard.language.census import by_rank, costs, counts
 from vlshard.language.dims import BoundDim, FloatArray, Packed
 from vlshard.language.errors import LayoutError
 from vlshard.language.mesh_shape import MeshShape
@@ -89,14 +87,15 @@ class Layout:
         Returns: global ranks, increasing; several where the layout is whole over an axis.
         Raises: LayoutError if the tensor has no such element.
         """
-        at = (index,) if isinstance(index, SupportsIndex) else tuple(index)
+        single = isinstance(index, SupportsIndex)
+        at = (as_index(index),) if single else tuple(map(as_index, index))
         inside = (0 <= i < dim.size for i, dim in zip(at, self.bound, strict=False))
         if len(at) != len(self.bound) or not all(inside):
             headline = f"a tensor of shape {self.shape} has no element {at}"
             raise LayoutError(headline, text=self.spec.text, where=self.where)
         places: dict[str, int] = {}
         for i, dim in zip(at, self.bound, strict=True):
-            places |= dim.find(as_index(i))
+            places |= dim.find(i)
         rest = [part for part in self.mesh.parts if part not in places]
         return tuple(sorted(self.mesh.peers(rest, self.mesh.rank_at(places))))
 
@@ -111,8 +110,8 @@ class Layout:
         """
         bound, ranks = self.bound[dim], self.mesh.parts
         if by == "cost" and isinstance(bound, Packed):
-            return spread(costs(bound, ranks), ranks)
-        return spread(counts(bound, ranks), ranks).astype(np.float64)
+            return by_rank(costs(bound, ranks), ranks)
+        return by_rank(counts(bound, ranks), ranks)
 
     def imbalance(self, dim: int = 0, *, by: Literal["rows", "cost"] = "rows") -> float:
         """The largest load of a rank over the mean load; 1 where nothing is to be done.

@@ -168,7 +168,7 @@ def _folded(part: IntArray, cut: Cut) -> IntArray:
 
 def _counted(counts: IntArray) -> IntArray:
     """0, 1, 2 ... for each of some counts, one after another."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _chunks(rows: IntArray, ranks: int) -> IntArray:

@@ -121,7 +121,12 @@ def test_show_takes_meshes_and_sizes_of_any_size(capsys):
     *ranks, place, cells, runs, _, _ = capsys.readouterr().out.splitlines()[6].split()
     assert ranks == ["1000000000", "1000000001", "1000000002", "1000000003", "+999999996"]
     assert (place, cells, runs) == ("1", "+" + "." * 47, "1000-1999")
-    assert main(["show", "(h@tp d)", "--mesh", "tp=2", "--sizes", "h=1000000000000000"]) == 2
+    assert main(["show", "(h@tp d)", "--mesh", "tp=2", "--sizes", "h=1000000000000000"]) == 0
+    assert capsys.readouterr().out.splitlines()[5].split()[-2:] == [
+        "0-999999999999999",
+        "1000000000000000",
+    ]
+    assert main(["show", "(d h@tp)", "--mesh", "tp=2", "--sizes", "d=1000000000000000"]) == 2
     assert capsys.readouterr().err == "MemoryError: these sizes are too large to be drawn\n"
 
 

@@ -71,3 +71,18 @@ def test_nearest_offers_names_that_are_alike(name, known, offer):
 def test_edit_distance(a, b, distance):
     assert edit_distance(a, b) == distance
     assert edit_distance(b, a) == distance
+    assert edit_distance(a, b, distance) == distance
+    assert edit_distance(a, b, distance - 1) >= distance
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "offer"),
+    [
+        ("x" * 20_000, ["x" * 19_999], ""),
+        ("x", ["y" * 20_000, "xy"], "; did you mean 'xy'?"),
+        ("a" * 64, ["a" * 63 + "b"], f"; did you mean '{'a' * 63}b'?"),
+        ("abc", [f"z{i}z" for i in range(100_000)], ""),
+    ],
+)
+def test_nearest_bounds_its_search(name, known, offer):
+    assert nearest(name, known) == offer

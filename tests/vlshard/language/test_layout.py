@@ -390,7 +390,13 @@ def test_axes_of_size_one_cost_nothing(text):
             "h=6 cannot be dealt whole to cp=8",
             ["fix: degrees 1, 2, 3, 6 work"],
         ),
-        ("b@dp s", {"b": 2**63, "s": 1}, "^^^^", f"dim 'b' has {2**63} indices, more than 2**62", []),
+        (
+            "b@dp s",
+            {"b": 2**63, "s": 1},
+            "^^^^",
+            f"dim 'b' has {2**63} indices, more than 2**62",
+            [],
+        ),
         (
             "b (h d)@dp",
             {"b": 1, "h": 2**40, "d": 2**40},
