@@ -26,6 +26,7 @@ def token_loss(
     """Sum of the rows' cross entropies over the number of labels.
 
     Logits exist for ``chunk`` rows at most; backward computes them again, save the last chunk's.
+    The head's gradient in half precision is summed over chunks in fp32 and rounded once.
 
     Args:
       hidden: normed states of the labelled tokens; none at all is fine.
@@ -70,11 +71,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_rows.insert(0, grad_logits @ head_w)
             if needs_head:
                 columns = einops.rearrange(grad_logits, "y vocab -> vocab y")
-                grad_head = columns @ rows if grad_head is None else grad_head.addmm_(columns, rows)
-        if needs_head and grad_head is None:
-            grad_head = torch.zeros_like(head_w)
+                several = len(norms) > 1
+                grad_head = _add_product(grad_head, columns, rows) if several else columns @ rows
+        if needs_head:
+            grad_head = (
+                torch.zeros_like(head_w) if grad_head is None else grad_head.to(head_w.dtype)
+            )
         whole = torch.cat(grad_rows or [torch.zeros_like(hidden)]) if needs_hidden else None
         return whole, grad_head, None, None
+
+
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """One more product of a sum of several; of half precision both are fp32."""
+    if left.dtype.itemsize < 4 and left.device.type == "cuda":
+        part = torch.mm(left, right, out_dtype=torch.float32)
+        return part if total is None else total.add_(part)
+    if left.dtype.itemsize < 4:
+        left, right = left.float(), right.float()
+    return left @ right if total is None else total.addmm_(left, right)
 
 
 def _chunks(hidden: Tensor, targets: Tensor, chunk: int) -> list[tuple[Tensor, Tensor]]:
