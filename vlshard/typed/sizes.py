@@ -1,12 +1,14 @@
 """Global sizes as annotations tell them: outright by whole dims, in part by split ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import no_type_check
 
-from vlshard.language import Places, Plain
+from vlshard.language import Cut, Places, Plain
 from vlshard.typed.call_scope import call_scope
+
+Next = Callable[[int], int | None]
 
 
 @dataclass(frozen=True)
@@ -38,30 +40,70 @@ class Claim:
         """The global size if every rank has as many rows."""
         return self.rows * self.times * prod(cut.ranks for cut in self.dim.cuts)
 
-    @property
-    def sizes(self) -> range:
-        """All global sizes that may give this rank so many rows, and some more.
-
-        Of s rows cut into n blocks of ceil(s / n), a rank has at most (s + n - 1) / n and, the
-        last one, at least (s - (n - 1)**2) / n; head and tail chunks differ from s / n by 2.
-        """
-        low = high = self.rows
-        for cut in reversed(self.dim.cuts):
-            low = max((low - 2) * cut.ranks + 1, 0)
-            high = high * cut.ranks + (cut.ranks + 1) ** 2
-        return range(low * self.times, high * self.times + 1)
+    def next(self, size: int) -> int | None:
+        """The least global size, this one or above, that is admitted; None if there is none."""
+        found = _next_cut(self.dim.cuts, self.places, self.rows, -(-size // self.times))
+        return None if found is None else found * self.times
 
 
 def find_size(claims: Sequence[Claim]) -> int | None:
     """A global size that fits all claims: an even one, else the least; None if there is none."""
+    for claim in claims:
+        if all(other.local(claim.even) == other.rows for other in claims):
+            return claim.even
+    size = 0
+    while True:
+        above = [claim.next(size) for claim in claims]
+        known = [least for least in above if least is not None]
+        if len(known) < len(above) or max(known) == size:
+            return size if len(known) == len(above) else None
+        size = max(known)
 
-    def fits(size: int) -> bool:
-        return all(claim.local(size) == claim.rows for claim in claims)
 
-    low = max(claim.sizes.start for claim in claims)
-    high = min(claim.sizes.stop for claim in claims)
-    sizes = (*(claim.even for claim in claims), *range(low, high))
-    return next((size for size in sizes if fits(size)), None)
+def _next_cut(cuts: Sequence[Cut], places: Places, rows: int, size: int) -> int | None:
+    """The least size from which these cuts, in order, leave so many rows; not below ``size``."""
+    if not cuts:
+        return rows if size <= rows else None
+    (cut, *inner), place = cuts, cuts[0].place(places)
+
+    def after(part: int) -> int | None:
+        return _next_cut(inner, places, rows, part)
+
+    if cut.order == "zigzag":
+        return _next_zigzag(cut.ranks, place, size, after)
+    return _next_chunk(cut.ranks, place, size, after)
+
+
+def _next_zigzag(ranks: int, place: int, size: int, after: Next) -> int | None:
+    """``_next_cut`` of head and tail chunks: what a rank has grows by one row at a time."""
+    chunks = 2 * ranks
+    least, extra = divmod(size, chunks)
+    part = 2 * least + (place < extra) + (chunks - 1 - place < extra)
+    wanted = after(part)
+    if wanted is None or wanted == part:
+        return None if wanted is None else size
+    half, odd = divmod(wanted, 2)
+    return chunks * half + place + 1 if odd else chunks * (half - 1) + chunks - place
+
+
+def _next_chunk(ranks: int, place: int, size: int, after: Next) -> int | None:
+    """``_next_cut`` of contiguous blocks, as ``torch.chunk`` cuts.
+
+    Sizes with equal blocks follow each other. Among them what a rank has grows by one row at a
+    time, up to a block; from the first of them it is least, and that grows with the blocks.
+    """
+    block = -(-size // ranks)
+    while True:
+        part = min(max(size - place * block, 0), block)
+        wanted = after(part)
+        if wanted is not None and wanted <= block:
+            return size if wanted == part else place * block + wanted
+        first = ranks * block + 1
+        least = after(min(max(first - place * (block + 1), 0), block + 1))
+        if least is None:
+            return None
+        block = max(block + 1, least)
+        size = ranks * (block - 1) + 1
 
 
 class Extent(int):
