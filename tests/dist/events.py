@@ -37,9 +37,9 @@ def messages():
     """Number of elements of each message that this rank sends."""
     sizes, post = [], transport.post
 
-    def posted(outgoing, incoming, group):
+    def posted(outgoing, incoming, *group):
         sizes.extend(x.numel() for _, x in outgoing if x.numel())
-        return post(outgoing, incoming, group)
+        return post(outgoing, incoming, *group)
 
     transport.post = posted
     try:

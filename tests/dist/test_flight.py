@@ -53,8 +53,10 @@ def both_ways(arrow):
 @pytest.mark.parametrize("arrow", ARROWS)
 def test_start_equals_reshard(ranks, arrow):
     for (y, gradient), (flown, flown_gradient) in ranks(4).run(both_ways, arrow):
-        torch.testing.assert_close(flown, y, rtol=0, atol=0)
-        torch.testing.assert_close(flown_gradient, gradient, rtol=0, atol=0)
+        # torch's all-reduce adds four numbers below 1 in another order; all else is the same bits
+        atol = 2 * 3 * 2**-53 * 4 if "+ cp -> t h d" in arrow else 0
+        torch.testing.assert_close(flown, y, rtol=0, atol=atol)
+        torch.testing.assert_close(flown_gradient, gradient, rtol=0, atol=atol)
 
 
 def three_projections(flies, recompute, delay, steps=1):

@@ -7,6 +7,7 @@ and an all-to-all or an exchange is its own, reversed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.distributed import ProcessGroup
+from torch.nn import functional as F
 
 from vlshard.comm import transport
 from vlshard.comm.transport import Flight, Landing
@@ -27,6 +29,11 @@ __all__ = ["Moves", "all_reduce", "exchange_rows", "move_rows", "plan_moves"]
 HALVES = (torch.bfloat16, torch.float16)
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What tensors of a dtype are summed in: fp32 for all narrower floats."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+
+
 @dataclass(frozen=True, eq=False)
 class Swap:
     """Rows taken along one dim, sent through a group, and put together along another dim.
@@ -36,17 +43,20 @@ class Swap:
       arrive: where what each member sends goes, and the dim along which it is put.
       group: the members; None where nothing leaves this rank.
       me: this rank's place among them.
+      lane: what tells it from other moves of the group.
     """
 
     leave: tuple[Positions, int]
     arrive: tuple[Positions, int]
     group: ProcessGroup | None
     me: int
+    lane: int = transport.NO_LANE
 
     @property
     def reverse(self) -> "Swap":
         """The swap that brings every row back."""
-        return Swap(self.arrive, self.leave, self.group, self.me)
+        back = transport.lane_back(self.lane)
+        return Swap(self.arrive, self.leave, self.group, self.me, back)
 
     def launch(self, x: Tensor) -> Flight:
         """Send rows on their way, straight to their places in the result where that is possible."""
@@ -59,10 +69,10 @@ class Swap:
             parts = [own if k == self.me else own.new_empty(s) for k, s in enumerate(shapes)]
             return Flight(parts, [], [])
         if not (put.laid_out and prod(before) == 1 and own.device.type == "cpu"):
-            return transport.launch(outgoing, Landing(shapes), self.group)
+            return transport.launch(outgoing, Landing(shapes, None, self.lane), self.group)
         whole = own.new_empty((*before, put.size, *after))
         places = _take(put, whole, put_dim)
-        flight = transport.launch(outgoing, Landing(shapes, places), self.group)
+        flight = transport.launch(outgoing, Landing(shapes, places, self.lane), self.group)
         flight.whole = whole
         return flight
 
@@ -76,7 +86,7 @@ class Swap:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """A sum of one term a rank: replicated, so its gradient is one of terms again."""
+    """A sum of one term a rank by torch's own all-reduce: replicated, so its gradient is a term."""
 
     group: ProcessGroup
 
@@ -92,6 +102,48 @@ class Sum:
     def land(self, flight: Flight) -> Tensor:
         """Wait for the sum."""
         return flight.wait()[0]
+
+
+@dataclass(frozen=True, eq=False)
+class SumInParts:
+    """A sum that is carried out in group order, by parts: each rank sums one and sends it on.
+
+    As many bytes as an all-reduce sends, and what is summed is rounded once.
+
+    Attributes:
+      scatter: brings the terms of each part to the rank that sums it.
+      gather: brings the parts to all ranks.
+      shape: of the terms.
+    """
+
+    scatter: Swap
+    gather: Swap
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, x: Tensor, group: ProcessGroup) -> "SumInParts":
+        """The sum of tensors like this one."""
+        moves = _parts_moves(group.size(), group.rank())
+        there = _swap((0, 0), moves, group)
+        return cls(there, _swap((0, 0), moves.reverse, group), x.shape)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """A term as one row a rank, filled up with zeros."""
+        ranks = len(self.scatter.leave[0].members)
+        flat = x.reshape(-1)
+        block = -(-flat.numel() // ranks)
+        return F.pad(flat, (0, ranks * block - flat.numel())).view(ranks, block)
+
+    def join(self, rows: Tensor) -> Tensor:
+        """The rows as one tensor again."""
+        return rows.reshape(-1)[: self.shape.numel()].view(self.shape)
+
+
+@cache
+def _parts_moves(ranks: int, me: int) -> Moves:
+    """Row k of each rank goes to rank k."""
+    rows = [np.arange(k, k + 1) for k in range(ranks)]
+    return Moves(me, tuple(rows), (np.arange(1),) * ranks, ranks, 1, local=False)
 
 
 Trip = Swap | Sum
@@ -129,7 +181,7 @@ def move_rows(
       moves that are not local get no group.
     """
     trip = swap(x, dims, moves, group)
-    return x if trip is None else _travel(x, trip)
+    return x if trip is None else travel(x, trip)
 
 
 def swap(x: Tensor, dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap | None:
@@ -141,8 +193,14 @@ def swap(x: Tensor, dims: tuple[int, int], moves: Moves, group: ProcessGroup | N
         return None
     if group is None and not moves.local:
         raise LayoutError("rows move between ranks, so a process group is needed")
+    return _swap(dims, moves, None if moves.local else group)
+
+
+def _swap(dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap:
+    """A swap with a lane of its own."""
     leave, arrive = (moves.outgoing, dims[0]), (moves.incoming, dims[1])
-    return Swap(leave, arrive, None if moves.local else group, moves.me)
+    lane = transport.NO_LANE if group is None else transport.new_lane(group)
+    return Swap(leave, arrive, group, moves.me, lane)
 
 
 def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, "..."]:
@@ -151,9 +209,13 @@ def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, 
     Args:
       x: this rank's term.
       group: the ranks that hold terms.
-    Returns: a new tensor with the sum, same dtype.
+    Returns: a new tensor with the sum, same dtype and the same bits on all ranks; of half
+      precision it is summed in fp32, in group order, and rounded once.
     """
-    return _travel(x, Sum(group))
+    if sum_dtype(x.dtype) == x.dtype:
+        return travel(x, Sum(group))
+    parts = SumInParts.of(x, group)
+    return parts.join(travel(travel(parts.cut(x), parts.scatter), parts.gather))
 
 
 class _Travel(torch.autograd.Function):
@@ -166,10 +228,10 @@ class _Travel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _travel(grad_outputs[0], ctx.back), None
+        return travel(grad_outputs[0], ctx.back), None
 
 
-def _travel(x: Tensor, trip: Trip) -> Tensor:
+def travel(x: Tensor, trip: Trip) -> Tensor:
     """Make a trip; autograd hears of it only where it has to, for that takes its time."""
     if (x.requires_grad and torch.is_grad_enabled()) or _has_tangent(x):
         return cast("Tensor", _Travel.apply(x, trip))
@@ -204,7 +266,7 @@ def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor
         return torch.cat(list(parts), dim)
     shape, dtype = list(parts[0].shape), parts[0].dtype
     shape[dim] = positions.size
-    total = torch.float32 if dtype in HALVES and not positions.once else dtype
+    total = dtype if positions.once else sum_dtype(dtype)
     if positions.everywhere:
         out = parts[0].to(total) + parts[1]
         for part in parts[2:]:

@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vlshard.comm.collectives import Sum, Trip, move_rows, swap
+from vlshard.comm.collectives import SumInParts, Swap, move_rows, swap, travel
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
 from vlshard.comm.pending import Pending
@@ -53,7 +53,7 @@ def start(x: Shaped[Tensor, "..."], arrow: str, mesh: Mesh, /, **sizes: int | Pa
     if part.moves is not None:
         pending = start_rows(x, part.dims, part.moves, group)
     elif group is not None:
-        pending = _depart(x, Sum(group))
+        pending = start_sum(x, group)
     else:
         raise AssertionError(f"a step that communicates has no group: {part}")
     return pending.then(lambda y: run_stages(y, stages[last + 1 :]))
@@ -69,10 +69,16 @@ def start_rows(
     return _depart(x, trip)
 
 
+def start_sum(x: Tensor, group: ProcessGroup) -> Pending:
+    """``collectives.all_reduce`` in flight: the sums are carried out, and fly to all ranks."""
+    parts = SumInParts.of(x, group)
+    return _depart(travel(parts.cut(x), parts.scatter), parts.gather).then(parts.join)
+
+
 class _Leg:
     """A trip one way: at most one tensor is in the air at a time."""
 
-    def __init__(self, trip: Trip) -> None:
+    def __init__(self, trip: Swap) -> None:
         self._trip = trip
         self._air: tuple[Flight, Tensor] | None = None
 
@@ -88,7 +94,7 @@ class _Leg:
         return self._trip.land(flight)
 
 
-def _depart(x: Tensor, trip: Trip) -> Pending:
+def _depart(x: Tensor, trip: Swap) -> Pending:
     """Send a tensor; waiting for it is the other autograd node."""
     there, back = _Leg(trip), _Leg(trip.reverse)
     token = _apply(_Start, x, there, back)
