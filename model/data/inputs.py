@@ -83,13 +83,13 @@ class Item(NamedTuple):
 
 def items_of(header: StepHeader) -> tuple[Item, ...]:
     """Images and videos of a micro-batch, in the order in which their patches are packed."""
-    items: list[Item] = []
-    start = 0
-    for index, sample in enumerate(header.samples):
-        for number, (t, h, w) in enumerate(sample.grids):
-            items.append(Item((index, number), start, t, (h, w)))
-            start += t * h * w
-    return tuple(items)
+    table = header.table
+    patches = table.grids.prod(axis=1)
+    counts = table.grid_counts
+    samples = np.repeat(np.arange(len(table)), counts)
+    numbers = np.arange(len(samples)) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = np.stack([samples, numbers, np.cumsum(patches) - patches, *table.grids.T])
+    return tuple(Item((i, k), at, t, (h, w)) for i, k, at, t, h, w in columns.T.tolist())
 
 
 def images_touched(header: StepHeader, patches: IntArray) -> tuple[tuple[int, int], ...]:
@@ -187,7 +187,7 @@ def _text_inputs(
     header: StepHeader, share: Share, samples: Mapping[int, Sample], config: Config
 ) -> tuple[Tensor, ...]:
     """The fields of TextInputs."""
-    tokens = np.array([facts.tokens for facts in header.samples], dtype=np.int64)
+    tokens = header.table.tokens
     real = share.positions < tokens[share.samples]
     held = np.unique(share.samples[real])
     at = _places(tokens, held, share.samples[real], share.positions[real])

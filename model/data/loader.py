@@ -4,10 +4,10 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -19,8 +19,8 @@ from model.data.inputs import ModelInputs, build_inputs, images_touched
 from model.data.rows import RowError
 from model.data.sample import Sample, SampleError, sample_facts
 from vlshard import BoundPlan, SampleFacts, ShardError, StepHeader
-from vlshard.comm import Group, agree, raise_any, together
-from vlshard.plan import StepBoundaries, deal_rows, make_headers
+from vlshard.comm import Group, exchange_bytes, on_rank, together
+from vlshard.plan import FactTable, StepBoundaries, Told, deal_rows, make_headers, merge_told
 
 
 class ImageInRowError(ValueError):
@@ -128,12 +128,12 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Tokens of all ranks, without padding."""
-        return sum(sample.tokens for part in self.parts for sample in part.header.samples)
+        return sum(int(part.header.table.tokens.sum()) for part in self.parts)
 
     @property
     def images(self) -> int:
         """Images (or videos) of all ranks."""
-        return sum(len(sample.grids) for part in self.parts for sample in part.header.samples)
+        return sum(len(part.header.table.grids) for part in self.parts)
 
 
 class Loader:
@@ -217,29 +217,31 @@ class Loader:
         ids, ranks = self._reading.rows(step), self._bound.data_ranks
         deal = deal_rows(len(ids), ranks, self._reading.micro_batch)
         mine = [offset for piece in deal for offset, home in piece if home == self._bound.data_rank]
-        sources, facts = self._read(ids, mine)
-        headers = make_headers(facts, ranks, self._reading.micro_batch)
+        sources, told, surprise = self._read(ids, mine)
+        messages = exchange_bytes(told.pack(), self._group)
         with together(*DATA_ERRORS, group=self._group):
+            if surprise is not None:
+                raise surprise
+            facts = merge_told(messages, len(ids))
+            headers = make_headers(facts, ranks, self._reading.micro_batch)
             parts = tuple(
                 self._build(header, [ids[offset] for offset, _ in piece], sources)
                 for header, piece in zip(headers, deal, strict=True)
             )
-        vision, text = zip(*agree(_count_rows(parts), self._group), strict=True)
+        counts = [self._bound.row_counts(header) for header in headers]
+        vision, text = (tuple(sum(rows).tolist()) for rows in zip(*counts, strict=True))
         return Batch(step + 1, parts, vision, text)
 
     def _read(
         self, ids: Sequence[int], mine: Sequence[int]
-    ) -> tuple[Mapping[int, Source], list[SampleFacts]]:
-        """Read this rank's rows; give them by row id, and the facts of the rows of all ranks."""
+    ) -> tuple[Mapping[int, Source], Told, Exception | None]:
+        """Read this rank's rows: by row id, what the others are told, and an unexpected error."""
         sources: dict[int, Source] = {}
-        facts: dict[int, SampleFacts] = {}
-        with together(*DATA_ERRORS, group=self._group):
-            for offset in mine:
-                facts[offset] = self._read_row(ids[offset], sources)
-        told = [[offset, asdict(fact)] for offset, fact in facts.items()]
-        merged = merge_facts(agree(told, self._group))
-        raise_any([fact.error for fact in merged])
-        return sources, merged
+        try:
+            facts = [self._read_row(ids[offset], sources) for offset in mine]
+        except Exception as caught:
+            return {}, Told(np.empty(0, np.int64), FactTable.of([]), on_rank(caught)), caught
+        return sources, Told(np.array(mine, np.int64), FactTable.of(facts)), None
 
     def _read_row(self, row: int, sources: dict[int, Source]) -> SampleFacts:
         """Read one row into ``sources``; a bad row is told by the error in its facts."""
@@ -273,34 +275,3 @@ class Loader:
             if row is None:
                 raise
             raise ImageInRowError(f"{self._rows.where(row)}: image {error}") from error
-
-
-def merge_facts(told: Sequence[Sequence[Sequence[Any]]]) -> list[SampleFacts]:
-    """Put the facts that ranks have told into global order.
-
-    Args:
-      told: per rank, pairs of (offset in the batch, facts as a dict).
-    Returns: the facts by offset.
-    Raises: AgreedError if ranks that read the same row have found different things in it.
-    """
-    merged: dict[int, SampleFacts] = {}
-    for rank, pairs in enumerate(told):
-        for offset, entry in pairs:
-            facts = _facts(entry)
-            if merged.setdefault(offset, facts) != facts:
-                text = f"row {facts.row} reads differently on rank {rank} than on a lower rank"
-                raise_any([f"{text}: {facts} and {merged[offset]}"])
-    return [merged[offset] for offset in sorted(merged)]
-
-
-def _facts(entry: Mapping[str, Any]) -> SampleFacts:
-    """Facts from what JSON made of them."""
-    grids = tuple((t, h, w) for t, h, w in entry["grids"])
-    return SampleFacts(**{**entry, "grids": grids, "starts": tuple(entry["starts"])})
-
-
-def _count_rows(parts: Sequence[MicroBatch]) -> tuple[int, int]:
-    """Patches and token positions that this rank pushes through the model."""
-    visions = [part.inputs.vision for part in parts]
-    vision = sum(len(inputs.pixels) for inputs in visions if inputs is not None)
-    return vision, sum(part.inputs.text.ids.numel() for part in parts)

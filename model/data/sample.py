@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from model.config import Config
 from vlshard import SampleFacts
 from vlshard.language import IntArray
-from vlshard.plan import Grid
+from vlshard.plan import Grid, LabelRun
 
 IGNORED = -100
 
@@ -96,7 +96,15 @@ def sample_facts(sample: Sample, row: int, config: Config) -> SampleFacts:
     if fault is not None:
         return SampleFacts(row, len(sample.ids), labelled, error=f"row {row}: {fault}")
     starts = tuple(int(start) for start in runs.starts)
-    return SampleFacts(row, len(sample.ids), labelled, sample.grids, starts)
+    labels = label_runs(sample)
+    return SampleFacts(row, len(sample.ids), labelled, sample.grids, starts, labels)
+
+
+def label_runs(sample: Sample) -> tuple[LabelRun, ...]:
+    """(start, count) of each run of tokens whose next token's label counts."""
+    counts = (sample.labels[1:] != IGNORED).astype(np.int64)
+    edges = np.flatnonzero(np.diff(counts, prepend=0, append=0)).reshape(-1, 2)
+    return tuple((start, stop - start) for start, stop in edges.tolist())
 
 
 def _faults(sample: Sample, runs: Runs, config: Config) -> Iterator[str]:

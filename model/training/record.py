@@ -1,6 +1,28 @@
 """What is kept of a training step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+MANY_RANKS = 64
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How evenly something is spread over ranks, where they are too many to list."""
+
+    min: int
+    mean: float
+    max: int
+
+
+Rows = tuple[int, ...] | Spread
+
+
+def kept_rows(rows: Sequence[int]) -> Rows:
+    """Rows of each rank as metrics keep them: above ``MANY_RANKS`` ranks, their spread."""
+    if len(rows) <= MANY_RANKS:
+        return tuple(rows)
+    return Spread(min(rows), sum(rows) / len(rows), max(rows))
 
 
 @dataclass(frozen=True)
@@ -15,8 +37,9 @@ class StepRecord:
       tokens: of all ranks, without padding.
       images: of all ranks.
       seconds: wall time of the step, waiting for data included.
-      vision_rows: patches that each rank pushed through the vision tower.
-      text_rows: token positions that each rank pushed through the decoder.
+      vision_rows: patches that each rank pushed through the vision tower; their spread where
+        ranks are many.
+      text_rows: token positions that each rank pushed through the decoder, likewise.
     """
 
     step: int
@@ -26,5 +49,5 @@ class StepRecord:
     tokens: int
     images: int
     seconds: float
-    vision_rows: tuple[int, ...]
-    text_rows: tuple[int, ...]
+    vision_rows: Rows
+    text_rows: Rows

@@ -13,7 +13,7 @@ from model.training.export import export
 from model.training.interruption import INTERRUPTED, Interruption
 from model.training.job import prepare
 from model.training.journal import Journal
-from model.training.record import StepRecord
+from model.training.record import StepRecord, kept_rows
 from model.training.settings import Settings
 from model.training.trainer import Trainer
 from vlshard import BoundPlan
@@ -80,8 +80,8 @@ def record(
         tokens=batch.tokens,
         images=batch.images,
         seconds=seconds,
-        vision_rows=batch.vision_rows,
-        text_rows=batch.text_rows,
+        vision_rows=kept_rows(batch.vision_rows),
+        text_rows=kept_rows(batch.text_rows),
     )
 
 

@@ -6,7 +6,15 @@ way (a `Pending`). `row_move` moves rows by index, `agreement` raises one error 
 `bridges` leads to DTensor and back.
 """
 
-from vlshard.comm.agreement import AgreedError, Group, agree, raise_any, together
+from vlshard.comm.agreement import (
+    AgreedError,
+    Group,
+    agree,
+    exchange_bytes,
+    on_rank,
+    raise_any,
+    together,
+)
 from vlshard.comm.bridges import from_dtensor, mesh_of, to_dtensor
 from vlshard.comm.collectives import HALVES
 from vlshard.comm.flight import refuse_second_derivative, start
@@ -26,8 +34,10 @@ __all__ = [
     "Pending",
     "RowMove",
     "agree",
+    "exchange_bytes",
     "from_dtensor",
     "mesh_of",
+    "on_rank",
     "plan_row_move",
     "raise_any",
     "refuse_second_derivative",

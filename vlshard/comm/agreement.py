@@ -34,19 +34,29 @@ def agree(payload: Any, group: Group = None) -> list[Any]:
     Returns: one payload a rank, in rank order, as JSON reads it back (tuples become lists).
     Raises: AgreedError on every rank if a payload has more than ``MAX_BYTES`` bytes.
     """
-    data = json.dumps(payload).encode()
+    return [json.loads(data) for data in exchange_bytes(json.dumps(payload).encode(), group)]
+
+
+def exchange_bytes(data: bytes, group: Group = None) -> list[bytes]:
+    """Give every rank the bytes of all ranks: one all-gather of sizes, one of content.
+
+    A collective as ``agree`` is one.
+
+    Args:
+      data: this rank's.
+      group: the ranks that take part; None is all of them.
+    Returns: one string of bytes a rank, in rank order.
+    Raises: AgreedError on every rank if one has more than ``MAX_BYTES`` bytes.
+    """
     if not dist.is_initialized():
-        return [json.loads(data)]
-    sizes = _gather(torch.tensor([len(data)]), group)
-    lengths = [int(size) for size in sizes]
+        return [data]
+    lengths = [int(size) for size in _gather(torch.tensor([len(data)]), group)]
     _check_lengths(lengths)
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if data:
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     blobs = _gather(padded, group)
-    return [
-        json.loads(blob[:length].numpy().tobytes())
-        for blob, length in zip(blobs, lengths, strict=True)
-    ]
+    return [blob[:length].numpy().tobytes() for blob, length in zip(blobs, lengths, strict=True)]
 
 
 def raise_together(error: str | None, group: Group = None) -> None:
@@ -92,14 +102,19 @@ def together(*expected: type[Exception], group: Group = None) -> Generator[None]
     except (AgreedError, *expected) as caught:
         error = str(caught)
     except Exception as caught:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        error, surprise = f"rank {rank}: {type(caught).__name__}: {caught}", caught
+        error, surprise = on_rank(caught), caught
     try:
         raise_together(error, group)
     except AgreedError:
         if surprise is not None:
             raise surprise from None
         raise
+
+
+def on_rank(error: Exception) -> str:
+    """An unexpected error in words, with the rank that met it, which is this one."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return f"rank {rank}: {type(error).__name__}: {error}"
 
 
 def _gather(x: torch.Tensor, group: Group) -> list[torch.Tensor]:

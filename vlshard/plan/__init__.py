@@ -2,35 +2,41 @@
 
 `plan` holds `Plan`, `plan_file` reads one; `check` and its neighbours find its faults, against what
 `model_config` asks of a model; `bound_plan` is what fits. `header` is what all ranks know of a
-micro-batch; from it `tokens` and `hand_off` say who holds which tokens and visual rows, and
-`step_boundaries` is what a core then calls, by the protocol in `boundaries`. `advise` compares
-layouts of patches before anything runs.
+micro-batch: the `facts` of its samples, as each rank has `told` them. From it `tokens` and
+`hand_off` say who holds which tokens and visual rows, and `step_boundaries` is what a core then
+calls, by the protocol in `boundaries`. `advise` compares layouts of patches before anything runs.
 """
 
 from vlshard.plan.advise import Advice, advise_patches
 from vlshard.plan.bound_plan import BoundPlan
 from vlshard.plan.boundaries import Boundaries, local_boundaries
 from vlshard.plan.check_attention import idle_axes
-from vlshard.plan.header import Grid, SampleFacts, Share, StepHeader, deal_rows, make_headers
+from vlshard.plan.facts import FactTable, Grid, LabelRun, SampleFacts
+from vlshard.plan.header import Share, StepHeader, deal_rows, make_headers
 from vlshard.plan.model_config import ModelConfig
 from vlshard.plan.plan import Plan, load_plan
 from vlshard.plan.step_boundaries import StepBoundaries
+from vlshard.plan.told import Told, merge_told
 
 __all__ = [
     "Advice",
     "BoundPlan",
     "Boundaries",
+    "FactTable",
     "Grid",
+    "LabelRun",
     "ModelConfig",
     "Plan",
     "SampleFacts",
     "Share",
     "StepBoundaries",
     "StepHeader",
+    "Told",
     "advise_patches",
     "deal_rows",
     "idle_axes",
     "load_plan",
     "local_boundaries",
     "make_headers",
+    "merge_told",
 ]

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from vlshard.attention import Kernel, Mode, Site, schedule
 from vlshard.comm import Mesh
 from vlshard.language import (
+    IntArray,
     Layout,
     Name,
     Packing,
@@ -126,7 +129,7 @@ class BoundPlan:
     def _token_layout(self, header: StepHeader) -> Layout:
         """Samples one after another, or each in a row of its own that is padded."""
         if is_packed(self.tokens):
-            lengths = [sample.tokens for sample in header.samples]
+            lengths = header.table.tokens.tolist()
             pack = Packing(lengths, home=header.home, homes=self.data_ranks)
             return layout(self.tokens, self.mesh, where=TOKENS, smp=pack, m=1)
         rows = Packing([1] * len(header.samples), home=header.home, homes=self.data_ranks)
@@ -136,6 +139,20 @@ class BoundPlan:
     def _padded(self, header: StepHeader) -> int:
         """Positions for which every sample has room; a pack needs no padding."""
         return max(-(-header.longest // self.divisor), 1) * self.divisor
+
+    def row_counts(self, header: StepHeader) -> tuple[IntArray, IntArray]:
+        """What each rank pushes through the model; the same on every rank.
+
+        Args:
+          header: the micro-batch.
+        Returns: patches, and positions of tokens, padding included: one number a rank.
+        """
+        where = self.layouts(header)
+        *dims, _ = range(len(where.tokens.bound))
+        tokens = [where.tokens.loads(dim) for dim in dims]
+        return tuple(
+            np.prod(loads, axis=0).astype(np.int64) for loads in ([where.patches.loads()], tokens)
+        )
 
     def describe_deal(self, header: StepHeader) -> str:
         """Who gets which patches of a micro-batch, and how evenly, beside leaving them at home.
@@ -196,6 +213,6 @@ class BoundPlan:
         """Tokens: each sees those before it of its sample; a pack is one row of a batch."""
         packed = is_packed(self.tokens)
         padded = (self._padded(header),) * len(header.samples)
-        lengths = tuple(sample.tokens for sample in header.samples) if packed else padded
+        lengths = tuple(header.table.tokens.tolist()) if packed else padded
         heads = self.config.heads["text"]
         return Site(self.mesh, where.tokens, lengths, causal=True, heads=heads, one_row=packed)

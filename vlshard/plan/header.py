@@ -7,40 +7,14 @@ are computed from it, so that no rank decides anything by what it alone can see.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from vlshard.language import IntArray
+from vlshard.plan.facts import FactTable, Grid, SampleFacts
 
-Grid = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class SampleFacts:
-    """One sample, in numbers.
-
-    Attributes:
-      row: id of the row in the data.
-      tokens: number of tokens, without padding.
-      labelled: number of tokens whose label counts, after the shift by one.
-      grids: (frames, rows, columns) of each image or video in reading order [patches before
-        merging].
-      starts: token offset of each placeholder run in reading order; a run is one frame, so an
-        item with t frames has t runs.
-      error: what is wrong with this sample, or None; every rank raises it.
-    """
-
-    row: int
-    tokens: int
-    labelled: int
-    grids: tuple[Grid, ...] = ()
-    starts: tuple[int, ...] = ()
-    error: str | None = None
-
-    @property
-    def frames(self) -> tuple[tuple[int, int], ...]:
-        """(rows, columns) of each frame, one per placeholder run [patches before merging]."""
-        return tuple((h, w) for t, h, w in self.grids for _ in range(t))
+__all__ = ["Grid", "SampleFacts", "Share", "StepHeader", "deal_rows", "make_headers", "whole_share"]
 
 
 @dataclass(frozen=True)
@@ -54,30 +28,35 @@ class StepHeader:
         each token's loss is divided by.
     """
 
-    samples: tuple[SampleFacts, ...]
+    samples: Sequence[SampleFacts]
     home: tuple[int, ...]
     num_labels: int
 
-    @property
+    @cached_property
+    def table(self) -> FactTable:
+        """The facts as a few arrays: what layouts are computed from."""
+        return FactTable.of(self.samples)
+
+    @cached_property
     def segments(self) -> tuple[int, ...]:
         """Patches of each frame of the micro-batch, in reading order."""
-        return tuple(h * w for sample in self.samples for h, w in sample.frames)
+        return tuple(self.table.frames.prod(axis=1).tolist())
 
-    @property
+    @cached_property
     def segment_home(self) -> tuple[int, ...]:
         """Data-parallel rank that reads each frame."""
-        pairs = zip(self.samples, self.home, strict=True)
-        return tuple(home for sample, home in pairs for _ in sample.frames)
+        homes = np.array(self.home, np.int64)
+        return tuple(np.repeat(homes, self.table.frame_counts).tolist())
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest sample."""
-        return max((sample.tokens for sample in self.samples), default=0)
+        return int(self.table.tokens.max(initial=0))
 
     @property
     def visual(self) -> bool:
         """Whether any sample of any rank has an image or a video."""
-        return any(sample.grids for sample in self.samples)
+        return len(self.table.grids) > 0
 
 
 def deal_rows(num_rows: int, ranks: int, micro_batch: int | None) -> list[list[tuple[int, int]]]:
@@ -93,17 +72,15 @@ def deal_rows(num_rows: int, ranks: int, micro_batch: int | None) -> list[list[t
     Returns: per micro-batch, the (row offset, data-parallel rank) pairs in global order.
     """
     size, extra = divmod(num_rows, ranks)
-    lengths = [size + (rank < extra) for rank in range(ranks)]
-    offsets = [sum(lengths[:rank]) for rank in range(ranks)]
-    piece = micro_batch or max(lengths[0], 1)
-    return [
-        [
-            (offsets[rank] + i, rank)
-            for rank in range(ranks)
-            for i in range(start, min(start + piece, lengths[rank]))
-        ]
-        for start in range(0, max(lengths[0], 1), piece)
-    ]
+    longest = size + (extra > 0)
+    piece = micro_batch or max(longest, 1)
+    place = np.arange(num_rows)
+    rank = np.where(
+        place < extra * (size + 1), place // (size + 1), (place - extra) // max(size, 1)
+    )
+    turn = (place - rank * size - np.minimum(rank, extra)) // piece
+    pieces = [np.flatnonzero(turn == number) for number in range(-(-max(longest, 1) // piece))]
+    return [list(zip(rows.tolist(), rank[rows].tolist(), strict=True)) for rows in pieces]
 
 
 def make_headers(
@@ -117,14 +94,15 @@ def make_headers(
       micro_batch: rows per rank and forward; None puts all of them into one.
     Returns: one header a micro-batch, each with the label count of the whole batch.
     """
-    num_labels = sum(sample.labelled for sample in facts)
+    table = FactTable.of(facts)
+    num_labels = int(table.labelled.sum())
     return tuple(
         StepHeader(
-            samples=tuple(facts[offset] for offset, _ in piece),
+            samples=table.take(np.array([offset for offset, _ in piece], np.int64)),
             home=tuple(rank for _, rank in piece),
             num_labels=num_labels,
         )
-        for piece in deal_rows(len(facts), ranks, micro_batch)
+        for piece in deal_rows(len(table), ranks, micro_batch)
     )
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from model.data.images import ImageError
 from model.data.inputs import build_inputs
-from model.data.loader import Loader, Reading, merge_facts
+from model.data.loader import Loader, Reading
 from model.data.rows import RowError
 from model.data.sample import Sample
 from tests.tiny import tiny_config
@@ -197,10 +197,21 @@ def test_loader_stops_its_thread_when_it_is_left_early():
     assert "loader" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_merge_facts_refuses_ranks_that_disagree():
-    entry = {"row": 4, "tokens": 3, "labelled": 2, "grids": [], "starts": [], "error": None}
-    with pytest.raises(AgreedError, match="row 4 reads differently on rank 1"):
-        merge_facts([[[0, entry]], [[0, {**entry, "tokens": 5}]]])
+def surprise_on_last_rank():
+    """What a rank says that meets an unexpected error, and what the others say."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    rows = FakeRows(sample(0), sample(1))
+    if last:
+        rows.samples = (rows.samples[0], KeyError("a mistake"))
+    batches, _, error = load(rows, plan="plans/baseline_dp.py", batch=2, steps=1)
+    return len(batches), type(error).__name__, str(error)
+
+
+def test_a_surprise_on_one_rank_is_raised_on_all(ranks):
+    assert ranks(2).run(surprise_on_last_rank, timeout=180) == [
+        (0, "AgreedError", "rank 1: KeyError: 'a mistake'"),
+        (0, "KeyError", "'a mistake'"),
+    ]
 
 
 def plan_batches(plan, sizes, batch):

@@ -57,6 +57,21 @@ def test_first_label_does_not_count():
     assert sample_facts(text(9), 0, CONFIG).labelled == 0
 
 
+@pytest.mark.parametrize(
+    ("labels", "runs"),
+    [
+        ([1, 2, 3], ((0, 2),)),
+        ([1, IGNORED, 3, 4, IGNORED, 6], ((1, 2), (4, 1))),
+        ([5, IGNORED, IGNORED], ()),
+        ([5], ()),
+    ],
+)
+def test_label_runs_are_where_the_next_label_counts(labels, runs):
+    facts = sample_facts(text(*range(1, len(labels) + 1), labels=labels), 0, CONFIG)
+    assert facts.label_runs == runs
+    assert facts.labelled == sum(count for _, count in runs)
+
+
 def test_seven_tokens_have_six_terms():
     assert sample_facts(text(1, 2, 3, 4, 5, 6, 7), 0, CONFIG).labelled == 6
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from model.training.journal import Journal
 from model.training.plot import check_picture
-from model.training.record import StepRecord
+from model.training.record import Spread, StepRecord, kept_rows
 
 
 def record(step, loss=2.5):
@@ -75,3 +75,8 @@ def test_pictures_that_cannot_be_written_are_refused(tmp_path, name, reason):
     check_picture(tmp_path / "plot.PNG")
     with pytest.raises(OSError, match=reason):
         check_picture(tmp_path / name)
+
+
+def test_rows_of_many_ranks_are_kept_as_their_spread():
+    assert kept_rows(range(64)) == tuple(range(64))
+    assert kept_rows([3, *range(64)]) == Spread(min=0, mean=2019 / 65, max=63)
