@@ -1,6 +1,8 @@
 """Chats to token ids: a model folder's chat template, and what of a chat is learned."""
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -8,16 +10,31 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from model.config import Config
+from model.config import Config, clipped, json_text, odd_file
+from model.data.control import Alphabet, ControlError, Controls
 from model.data.sample import IGNORED, Sample
+from model.data.template import Request, Template, TemplateError
 from vlshard.plan import Grid
 
 MARK = "<image>"
+MARKS = re.compile(r"(\\*)(<image>|<video>)")
 ROLES = ("system", "user", "assistant", "tool")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+Turn = dict[str, Any]
+Span = tuple[int, int]
 
 
 class ChatError(ValueError):
     """A chat that the template or the tokenizer cannot make a sample of."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a model folder has for chats: its tokenizer's control tokens and its chat template."""
+
+    controls: Controls
+    template: Template
 
 
 class ChatTemplate:
@@ -31,36 +48,44 @@ class ChatTemplate:
     def __init__(self, folder: str | Path, config: Config):
         self.folder = Path(folder)
         self.config = config
-        self._tokenizer: Any = None
+        self._tools: Tools | None = None
         self._lock = Lock()
 
     @property
-    def tokenizer(self) -> Any:
-        """The tokenizer.
+    def tools(self) -> Tools:
+        """The tokenizer and the template.
 
         Raises: ChatError if the folder has none, or no chat template, or no end-of-turn token.
         """
         with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = _load_tokenizer(self.folder)
-            return self._tokenizer
+            if self._tools is None:
+                self._tools = _load_tools(self.folder, self.config)
+            return self._tools
 
     def sample(self, messages: Any, grids: tuple[Grid, ...]) -> Sample:
-        """Make a sample of a chat.
+        r"""Make a sample of a chat.
 
         Args:
-          messages: the chat, a list of {"role", "content"}; ``<image>`` marks each image.
+          messages: the chat, a list of {"role", "content"}; ``<image>`` marks each image, and
+            ``\<image>`` is the text ``<image>``.
           grids: of the chat's images, in reading order.
         Returns: ids with a placeholder per visual token; labels are the ids of what assistants
           say and of the token that ends their turn, without placeholders, and -100 elsewhere.
+          What is spelt like a control token in a message is ordinary text.
         Raises: ChatError if the chat is malformed, marks unlike images, the template does not
-          render whole turns one after another, or nothing is left to learn.
+          render it in a way that tells what assistants say, or nothing is left to learn.
         """
-        _check_messages(messages, len(grids))
-        text, spans = self._render(messages)
-        encoded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-        ids = np.array(encoded.ids, dtype=np.int64)
-        starts, stops = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2).T
+        _check_messages(messages)
+        contents = [split_content(i, message["content"]) for i, message in enumerate(messages)]
+        _check_marks(contents, len(grids))
+        try:
+            alphabet = self.tools.controls.alphabet(message["content"] for message in messages)
+            roles = [message["role"] for message in messages]
+            chat = Chat(self.tools.template, alphabet, roles, contents)
+            text, spans = chat.rendered()
+            ids, starts, stops = alphabet.encode(text)
+        except (ControlError, TemplateError) as error:
+            raise ChatError(str(error)) from error
         placeholders = ids == self.config.image_token_id
         learned = np.zeros(len(ids), dtype=bool)
         for start, stop in spans:
@@ -78,82 +103,216 @@ class ChatTemplate:
         labels = np.where(learned, ids, IGNORED)
         return Sample(np.repeat(ids, repeats), np.repeat(labels, repeats), grids)
 
-    def _render(self, messages: list[dict[str, str]]) -> tuple[str, list[tuple[int, int]]]:
-        """Text of a chat, and the character spans of it that are learned."""
-        turns = [_with_parts(message) for message in messages]
-        text = self._apply(turns)
-        end = self.tokenizer.eos_token
-        spans = []
-        for i, turn in enumerate(turns):
-            if turn["role"] != "assistant":
-                continue
-            before = self._apply(turns[:i], add_generation_prompt=True)
-            through = self._apply(turns[: i + 1]) if i + 1 < len(turns) else text
-            if not (through.startswith(before) and text.startswith(through)):
-                raise ChatError(
-                    f"the chat template renders messages 0 to {i} otherwise alone than in the "
-                    "whole chat, so what the assistant says there cannot be told apart"
-                )
-            stop = through.rfind(end, len(before))
-            if stop < 0:
-                raise ChatError(
-                    f"the chat template does not end message {i} with the end-of-turn token {end!r}"
-                )
-            spans.append((len(before), stop + len(end)))
-        return text, spans
 
-    def _apply(self, turns: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
-        """Render messages with the chat template."""
-        tokenizer = self.tokenizer
-        try:
-            return tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=add_generation_prompt
+class Chat:
+    """One chat before its template.
+
+    Args:
+      template: renders it.
+      alphabet: letters for control tokens.
+      roles: of the messages.
+      contents: of the messages: pieces of text, with an image between each two.
+    """
+
+    def __init__(
+        self, template: Template, alphabet: Alphabet, roles: list[str], contents: list[list[str]]
+    ):
+        self._template, self._alphabet = template, alphabet
+        self._turns = [
+            {"role": role, "content": _parts([alphabet.marked(text) for text in content])}
+            for role, content in zip(roles, contents, strict=True)
+        ]
+
+    def rendered(self) -> tuple[str, list[Span]]:
+        """The chat as the template renders it, and which characters of it are learned.
+
+        Raises: TemplateError or ChatError if that cannot be told.
+        """
+        turns = self._turns
+        places = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+        asked: list[Request] = [(turns, False)]
+        for i in places:
+            asked += [(turns[:i], True), (turns[: i + 1], False)]
+        text, *parts = self._render(asked)
+        if isinstance(text, TemplateError):
+            raise ChatError(f"the chat template refuses the messages: {clipped(text)}") from text
+        pairs = zip(places, parts[::2], parts[1::2], strict=True)
+        return text, [self._span(text, i, before, through) for i, before, through in pairs]
+
+    def _render(self, asked: list[Request]) -> list[str | TemplateError]:
+        found = self._template.render(asked)
+        return [x if isinstance(x, TemplateError) else self._alphabet.respelt(x) for x in found]
+
+    def _span(
+        self, text: str, i: int, before: str | TemplateError, through: str | TemplateError
+    ) -> Span:
+        """What is learned of one turn.
+
+        Args:
+          text: the whole chat.
+          i: number of the message.
+          before: the messages before it, and what opens an assistant's turn.
+          through: the messages up to it.
+        """
+        if not (isinstance(before, str) and isinstance(through, str)):
+            return self._span_by_content(text, i)
+        if not (through.startswith(before) and text.startswith(through)):
+            return self._span_by_content(text, i)
+        stop = through.rfind(self._alphabet.end, len(before))
+        if stop < 0:
+            raise ChatError(self._no_end(i))
+        return len(before), stop + 1
+
+    def _span_by_content(self, text: str, i: int) -> Span:
+        """What is learned of a turn that is rendered otherwise in the whole chat than at its end.
+
+        So it is where a template drops the reasoning of earlier turns, or needs a first message.
+        The turn's place is found by rendering the whole chat with another content in it.
+        """
+        probe, end = self._alphabet.probe, self._alphabet.end
+        other = {"role": "assistant", "content": probe}
+        ask = {"role": "user", "content": probe}
+        found = self._render(
+            [
+                ([*self._turns[:i], other, *self._turns[i + 1 :]], False),
+                ([ask], False),
+                ([ask], True),
+                ([ask, other], False),
+            ]
+        )
+        whole, asked, opened, closed = ("" if isinstance(x, TemplateError) else x for x in found)
+        closing = closed[closed.rfind(probe) + 1 :] if probe in closed else ""
+        closing = closing[: closing.find(end) + 1]
+        opening = opened[len(asked) :] if asked and opened.startswith(asked) else ""
+        if whole.count(probe) != 1:
+            raise ChatError(self._otherwise(i))
+        at = whole.index(probe)
+        start = at
+        opens = whole.rfind(opening, 0, at) + len(opening) if opening in whole[:at] else -1
+        if 0 <= opens and end not in whole[opens:at] and text.startswith(whole[:opens]):
+            start = opens
+        rest = whole[at + 1 :]
+        stop = len(text) - len(rest)
+        if not (text.startswith(whole[:start]) and text.endswith(rest) and start <= stop):
+            raise ChatError(self._otherwise(i))
+        if not (closing and rest.startswith(closing)):
+            raise ChatError(self._no_end(i))
+        return start, stop + len(closing)
+
+    def _no_end(self, i: int) -> str:
+        """Message: where a turn ends is not told."""
+        end = self._alphabet.spelt(self._alphabet.end)
+        return f"the chat template does not end message {i} with the end-of-turn token {end!r}"
+
+    def _otherwise(self, i: int) -> str:
+        """Message: a turn is not found again in the whole chat."""
+        return (
+            f"the chat template renders messages 0 to {i} otherwise alone than in the "
+            "whole chat, so what the assistant says there cannot be told apart"
+        )
+
+
+def split_content(i: int, content: str) -> list[str]:
+    """Pieces of a message's text, with an image between each two.
+
+    A mark with a backslash before it is text. Before a mark, two backslashes are one.
+
+    Args:
+      i: number of the message.
+      content: of the message.
+    Raises: ChatError if it marks a video.
+    """
+    pieces, last = [""], 0
+    for found in MARKS.finditer(content):
+        slashes, mark = found.groups()
+        pieces[-1] += content[last : found.start()] + "\\" * (len(slashes) // 2)
+        last = found.end()
+        if len(slashes) % 2:
+            pieces[-1] += mark
+        elif mark == MARK:
+            pieces.append("")
+        else:
+            raise ChatError(
+                f"message {i}: found {mark}, but videos are not read from files; where the text "
+                f"itself is meant, write \\{mark}"
             )
-        except Exception as error:  # templates raise what they like, on purpose and by accident
-            raise ChatError(f"the chat template refuses the messages: {error}") from error
+    pieces[-1] += content[last:]
+    return pieces
 
 
-def _check_messages(messages: Any, num_images: int) -> None:
-    """Raise ChatError unless messages are a chat with as many marks as images."""
+def _check_messages(messages: Any) -> None:
+    """Raise ChatError unless messages are a chat."""
     if not isinstance(messages, list) or not messages:
         raise ChatError("messages: expected a list of at least one message")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            found = list(message) if isinstance(message, dict) else json.dumps(message)
+            found = clipped(list(message)) if isinstance(message, dict) else json_text(message)
             raise ChatError(f"message {i}: found {found}, expected the keys role and content")
         if message["role"] not in ROLES:
-            role = json.dumps(message["role"])
+            role = json_text(message["role"])
             raise ChatError(f"message {i}: found role {role}, expected one of {', '.join(ROLES)}")
         if not isinstance(message["content"], str):
             raise ChatError(f"message {i}: expected the content as text with {MARK} for images")
         if any("\ud800" <= letter <= "\udfff" for letter in message["content"]):
             raise ChatError(f"message {i}: the content is no text, it has half a surrogate pair")
-    marks = sum(message["content"].count(MARK) for message in messages)
-    if marks != num_images:
-        raise ChatError(f"found {marks} {MARK} marks for {num_images} images, expected as many")
 
 
-def _with_parts(message: dict[str, str]) -> dict[str, Any]:
-    """A message as templates take it: content with images becomes a list of parts."""
-    first, *rest = message["content"].split(MARK)
+def _check_marks(contents: list[list[str]], num_images: int) -> None:
+    """Raise ChatError unless messages have as many marks as there are images."""
+    marks = [len(content) - 1 for content in contents]
+    if sum(marks) == num_images:
+        return
+    places = [f"message {i} has {count}" for i, count in enumerate(marks) if count]
+    told = f" ({clipped(', '.join(places))})" if places else ""
+    hint = f"; where the text itself is meant, write \\{MARK}" if sum(marks) > num_images else ""
+    raise ChatError(
+        f"found {sum(marks)} {MARK} marks for {num_images} images, expected as many{told}{hint}"
+    )
+
+
+def _parts(pieces: list[str]) -> str | list[Turn]:
+    """A message's content as templates take it: a text, or parts if it has images."""
+    first, *rest = pieces
     if not rest:
-        return message
-    parts = [{"type": "text", "text": first}]
+        return first
+    parts: list[Turn] = [{"type": "text", "text": first}]
     for text in rest:
         parts += [{"type": "image"}, {"type": "text", "text": text}]
-    kept = [part for part in parts if part.get("text") != ""]
-    return {"role": message["role"], "content": kept}
+    return [part for part in parts if part.get("text") != ""]
 
 
-def _load_tokenizer(folder: Path) -> Any:
-    """Load a folder's tokenizer and make sure that chats can be rendered with it."""
+def _load_tools(folder: Path, config: Config) -> Tools:
+    """Load a folder's tokenizer and template, and make sure that they serve for chats."""
+    for name in TOKENIZER_FILES:
+        odd = odd_file(folder / name) if (folder / name).exists() else None
+        if odd is not None:
+            raise ChatError(f"{folder / name}: {odd}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever missing or foreign files lead to
-        raise ChatError(f"the tokenizer of {folder} cannot be loaded: {error}") from error
+        reason = clipped(error)
+        raise ChatError(f"the tokenizer of {folder} cannot be loaded: {reason}") from error
     if not tokenizer.is_fast:
         raise ChatError(f"the tokenizer of {folder} has no tokenizer.json")
-    beside = folder / "chat_template.json"  # where older processors keep it
+    _find_template(tokenizer, folder)
+    if tokenizer.eos_token is None:
+        raise ChatError(f"the tokenizer of {folder} names no eos_token, which ends a turn")
+    try:
+        source = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise ChatError(f"the chat templates of {folder}: {clipped(error)}") from error
+    visual = (
+        config.image_token_id,
+        config.video_token_id,
+        config.vision_start_token_id,
+        config.vision_end_token_id,
+    )
+    return Tools(Controls(tokenizer, visual), Template(source, tokenizer.special_tokens_map))
+
+
+def _find_template(tokenizer: Any, folder: Path) -> None:
+    """Give a tokenizer the template that lies beside it, where older processors keep it."""
+    beside = folder / "chat_template.json"
     if tokenizer.chat_template is None and beside.is_file():
         try:
             tokenizer.chat_template = json.loads(beside.read_text(encoding="utf-8"))[
@@ -163,6 +322,3 @@ def _load_tokenizer(folder: Path) -> Any:
             raise ChatError(f"{beside} holds no chat template") from error
     if tokenizer.chat_template is None:
         raise ChatError(f"{folder} has no chat template, and the data has chat rows")
-    if tokenizer.eos_token is None:
-        raise ChatError(f"the tokenizer of {folder} names no eos_token, which ends a turn")
-    return tokenizer

@@ -143,7 +143,8 @@ def test_tokenizer_and_processor_are_loaded_only_if_needed(folder, config, rows,
 CHAT_FAULTS = [
     (
         chat(user("<image>"), assistant("1")),
-        "found 1 <image> marks for 0 images, expected as many",
+        "found 1 <image> marks for 0 images, expected as many (message 0 has 1); where the text "
+        "itself is meant, write \\<image>",
     ),
     (
         chat(user("a"), assistant("1"), images=["one.png"]),
@@ -173,8 +174,14 @@ CHAT_FAULTS = [
         "message 0: the content is no text, it has half a surrogate pair",
     ),
     (
-        chat(user("<|image_pad|>"), assistant("1")),
-        "the chat template wrote 1 image placeholders (token 291), expected 0, one an image",
+        chat(user("<image>"), assistant("<image> and <image>"), images=["one.png"]),
+        "found 3 <image> marks for 1 images, expected as many (message 0 has 1, message 1 has 2); "
+        "where the text itself is meant, write \\<image>",
+    ),
+    (
+        chat(user("Look at the <video>."), assistant("1")),
+        "message 0: found <video>, but videos are not read from files; where the text itself is "
+        "meant, write \\<video>",
     ),
 ]
 
