@@ -1,27 +1,26 @@
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests import shape_hook
+from tests.dist.ranks import Origin, Ranks
 
 shape_hook.install()
 
-path = Path(__file__).parent / "dist" / "ranks.py"
-module_spec = importlib.util.spec_from_file_location("vlshard_test_ranks", path)
-pool = importlib.util.module_from_spec(module_spec)
-sys.modules["vlshard_test_ranks"] = pool
-module_spec.loader.exec_module(pool)
+ORIGIN = pytest.StashKey[Origin]()
+
+
+def pytest_collection_finish(session):
+    """Ranks come from this process as it is now: all tests are imported, none has run."""
+    if any("ranks" in item.fixturenames for item in session.items):
+        session.config.stash[ORIGIN] = Origin()
 
 
 @pytest.fixture(scope="session")
-def ranks():
+def ranks(request):
     """``ranks(4).run(function, *args)``: pools of gloo ranks, started at first use and kept."""
-    pools = {}
+    pools, origin = {}, request.config.stash[ORIGIN]
 
     def get(world):
-        return pools.setdefault(world, pool.Ranks(world))
+        return pools.setdefault(world, Ranks(world, origin))
 
     yield get
     for running in pools.values():
@@ -59,6 +58,8 @@ def parity_table(request):
 
 def pytest_sessionfinish(session):
     """A worker hands its rows over."""
+    if ORIGIN in session.config.stash:
+        session.config.stash[ORIGIN].close()
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[FROM_WORKERS] = session.config.stash[TABLE]

@@ -1,56 +1,90 @@
 """A pool of gloo ranks that is started once and runs many cases.
 
 ``Ranks(4).run(function, *args)`` calls a module-level function on every rank and returns what the
-ranks returned, in rank order. A rank finds the function by its file and name, so a test module
-can hand over its own functions. Arguments and results are pickled; each rank has one thread,
-the shape hook on and warnings as errors, as pytest's own process has.
+ranks returned, in rank order. Arguments and results are pickled; each rank has one thread and
+warnings as errors, as pytest's own process has, and the shape hook where this process has it.
 
-The ranks are forked from one process that has imported torch and the packages, so that this is
-done once a pool. A failing rank raises its traceback here. A rank that is still busy at the time
-limit is killed, after its stack was written down. After either, the next run starts fresh ranks.
+Ranks are forked from an ``Origin``: a copy of this process that waits for that. One made when all
+tests are collected has imported everything and run nothing. A failing rank raises its traceback
+here. A rank that is still busy at the time limit is killed, after its stack was written down.
+After either, the next run starts fresh ranks.
 """
 
 import contextlib
 import datetime
 import faulthandler
-import importlib.util
-import inspect
+import gc
+import logging
 import os
 import pickle
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import time
 import traceback
-import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-ROOT = Path(__file__).resolve().parents[2]
+import torch
+import torch.distributed as dist
+
 START_SECONDS = 120
 GRACE_SECONDS = 3
-PRELOADED = ("torch.distributed.fsdp", "vlshard", "model.modules", "model.data")
+REQUEST_BYTES = 4096
+MOST_HANDLES = 64
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 class RankError(AssertionError):
     """A rank failed, died or ran out of time."""
 
 
+class Origin:
+    """A copy of this process, as it is when this is made, that becomes ranks on request."""
+
+    def __init__(self) -> None:
+        """Fork it; of this process's open files it keeps none."""
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gc.collect()
+        gc.freeze()  # what is not looked at again stays shared memory
+        self._pid = os.fork()
+        if self._pid == 0:
+            _originate(theirs)
+        theirs.close()
+
+    def fork(self, pipes: Sequence[int], logs: Sequence[int]) -> list[int]:
+        """Start one rank for each pipe, which prints into the log beside it; their pids."""
+        socket.send_fds(self._requests, [pickle.dumps(None)], [*pipes, *logs])
+        return pickle.loads(self._requests.recv(REQUEST_BYTES))
+
+    def end(self, pids: list[int]) -> None:
+        """Kill ranks, whatever they are at."""
+        self._requests.send(pickle.dumps(pids))
+        self._requests.recv(REQUEST_BYTES)
+
+    def close(self) -> None:
+        """Let it go, with all its ranks."""
+        self._requests.close()
+        os.waitpid(self._pid, 0)
+
+
 class Ranks:
     """Processes with one default group of gloo ranks."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, origin: Origin | None = None) -> None:
         """Prepare; the processes start with the first run.
 
         Args:
           world: number of ranks.
+          origin: what the ranks are forked from; by default this process as it is now.
         """
         self.world = world
-        self._origin: subprocess.Popen[bytes] | None = None
+        self._origin = origin or Origin()
+        self._owned = origin is None
         self._pids: list[int] = []
         self._pipes: list[Connection] = []
         self._logs: list[Path] = []
@@ -65,10 +99,9 @@ class Ranks:
         Returns: the ranks' results, in rank order.
         Raises: RankError with the ranks' tracebacks, exits or stacks.
         """
-        if self._origin is None:
+        if not self._pids:
             self._start()
-        path = inspect.getsourcefile(function)
-        message = pickle.dumps((path, function.__qualname__, args))
+        message = pickle.dumps((function, args))
         try:
             for pipe in self._pipes:
                 pipe.send_bytes(message)
@@ -78,22 +111,21 @@ class Ranks:
 
     def close(self) -> None:
         """Stop the ranks."""
+        self._end()
+        if self._owned:
+            self._origin.close()
+
+    def _end(self) -> None:
         for pipe in self._pipes:
             pipe.close()
-        if self._origin is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._origin.pid, signal.SIGKILL)
-            self._origin.wait()
+        if self._pids:
+            self._origin.end(self._pids)
         for log in self._logs:
             log.unlink()
-        self._origin, self._pids, self._pipes, self._logs = None, [], [], []
+        self._pids, self._pipes, self._logs = [], [], []
 
     def _start(self) -> None:
         """Start the processes; rank 0 chooses the port at which all of them meet."""
-        environment = {
-            **{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")},
-            **{"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
-        }
         theirs: list[Connection] = []
         handles: list[int] = []
         for rank in range(self.world):
@@ -103,24 +135,14 @@ class Ranks:
             self._logs.append(Path(log))
             theirs.append(other)
             handles.append(handle)
-        numbers = [str(n) for n in (*(pipe.fileno() for pipe in theirs), *handles)]
-        self._origin = subprocess.Popen(
-            [sys.executable, __file__, *numbers],
-            cwd=ROOT,
-            env=environment,
-            pass_fds=[int(n) for n in numbers],
-            stdin=subprocess.DEVNULL,
-            stdout=handles[0],
-            stderr=handles[0],
-            start_new_session=True,
-        )
+        self._pids = self._origin.fork([pipe.fileno() for pipe in theirs], handles)
         for handle, pipe in zip(handles, theirs, strict=True):
             os.close(handle)
             pipe.close()
         port = self._collect(START_SECONDS, "start", ranks=[0])[0]
         for pipe in self._pipes[1:]:
             pipe.send_bytes(pickle.dumps(port))
-        self._pids = self._collect(START_SECONDS, "start")
+        self._collect(START_SECONDS, "start")
 
     def _collect(self, timeout: float, what: str, ranks: list[int] | None = None) -> list[Any]:
         """One answer of each rank; the first failure leaves the others a short time."""
@@ -141,14 +163,14 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if not missing and not faults:
             return [results[rank] for rank in sorted(results)]
-        for rank in missing if self._pids else ():
+        for rank in missing:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pids[rank], signal.SIGUSR1)
         time.sleep(0.5 if missing else 0)
         busy = {
             rank: f"no answer in {timeout:g} s; it was at\n{self._tail(rank)}" for rank in missing
         }
-        self.close()
+        self._end()
         texts = (f"rank {rank}: {text}" for rank, text in sorted({**faults, **busy}.items()))
         raise RankError(f"{what} failed\n" + "\n".join(texts))
 
@@ -157,24 +179,85 @@ class Ranks:
         return self._logs[rank].read_text(errors="replace")[-4000:]
 
 
-def _load(path: str, modules: dict[str, types.ModuleType]) -> types.ModuleType:
-    """The module in a file, imported once a rank."""
-    if path not in modules:
-        name = f"case_{len(modules)}_{Path(path).stem}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        modules[path] = module
-    return modules[path]
+def _originate(requests: socket.socket) -> NoReturn:
+    """Become ranks, or end them, as requests say, until nobody can make one any more."""
+    alive: set[int] = set()
+    try:
+        _leave_behind(keep=requests.fileno())
+        while True:
+            message, handles, *_ = socket.recv_fds(requests, REQUEST_BYTES, MOST_HANDLES)
+            if not message:
+                break
+            ending = pickle.loads(message)
+            if ending is None:
+                pids = _fork(requests, handles[: len(handles) // 2], handles[len(handles) // 2 :])
+                alive.update(pids)
+                requests.send(pickle.dumps(pids))
+            else:
+                _kill(ending)
+                alive.difference_update(ending)
+                requests.send(pickle.dumps(None))
+    finally:
+        _kill(alive)
+        os._exit(0)
+
+
+def _leave_behind(keep: int) -> None:
+    """Put away what is of the process that was copied: open files, terminal, pytest's hands."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in map(int, os.listdir("/proc/self/fd")):
+        if handle not in (keep, nothing):
+            # Each number stays taken, so that whoever has it in an object closes nothing else's.
+            os.dup2(nothing, handle)
+    logging.getLogger().handlers.clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _kill(pids: set[int] | list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def _fork(requests: socket.socket, pipes: list[int], logs: list[int]) -> list[int]:
+    """One process for each pipe."""
+    pids: list[int] = []
+    for rank, (pipe, log) in enumerate(zip(pipes, logs, strict=True)):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            try:
+                requests.close()
+                for other in {*pipes, *logs} - {pipe, log}:
+                    os.close(other)
+                _become(rank, len(pipes), pipe, log)
+            finally:
+                os._exit(0)
+    for handle in (*pipes, *logs):
+        os.close(handle)
+    return pids
+
+
+def _become(rank: int, world: int, pipe: int, log: int) -> None:
+    """Be a rank: print into the log, join the others, run what comes down the pipe."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    for name in ("RANK", "LOCAL_RANK"):
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+    try:
+        _serve(rank, world, Connection(pipe))
+    except BaseException:
+        traceback.print_exc()
 
 
 def _join(rank: int, world: int, pipe: Connection) -> None:
     """Bring up the default group."""
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=START_SECONDS)
     port = 0 if rank == 0 else pickle.loads(pipe.recv_bytes())
@@ -186,43 +269,18 @@ def _join(rank: int, world: int, pipe: Connection) -> None:
 
 def _serve(rank: int, world: int, pipe: Connection) -> None:
     """Run what comes down the pipe until it closes."""
+    warnings.resetwarnings()
     _join(rank, world, pipe)
     warnings.simplefilter("error")
-    pipe.send_bytes(pickle.dumps((True, os.getpid())))
-    modules: dict[str, types.ModuleType] = {}
+    pipe.send_bytes(pickle.dumps((True, None)))
     while True:
         try:
-            path, name, args = pickle.loads(pipe.recv_bytes())
+            message = pipe.recv_bytes()
         except EOFError:
             return
         try:
-            answer = (True, getattr(_load(path, modules), name)(*args))
-            message = pickle.dumps(answer)
+            function, args = pickle.loads(message)
+            answer = pickle.dumps((True, function(*args)))
         except BaseException:
-            message = pickle.dumps((False, traceback.format_exc()))
-        pipe.send_bytes(message)
-
-
-def _fork(pipes: list[int], logs: list[int]) -> None:
-    """Import what all ranks need, become all of them, and wait for them to end."""
-    importlib.import_module("tests.shape_hook").install()
-    for name in PRELOADED:
-        importlib.import_module(name)
-    for rank, (pipe, log) in enumerate(zip(pipes, logs, strict=True)):
-        if os.fork() == 0:
-            for other in {*pipes, *logs} - {pipe, log}:
-                os.close(other)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            faulthandler.register(signal.SIGUSR1, all_threads=False)
-            _serve(rank, len(pipes), Connection(pipe))
-            os._exit(0)
-    for pipe in pipes:
-        os.close(pipe)
-    for _ in pipes:
-        os.wait()
-
-
-if __name__ == "__main__":
-    numbers = [int(number) for number in sys.argv[1:]]
-    _fork(numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :])
+            answer = pickle.dumps((False, traceback.format_exc()))
+        pipe.send_bytes(answer)

@@ -14,6 +14,7 @@ from tests.batches import Builder, batches
 from tests.tiny import tiny_raw
 from tests.training import Outcome, Run
 from vlshard import gather, hybrid, ring, ulysses
+from vlshard.plan.plan import load_plan
 
 SEED = 5
 SPREAD = {"initializer_range": 0.08}
@@ -94,8 +95,9 @@ def reference() -> dict[str, Outcome]:
 
 def probe_all(mesh: str, chosen: list[tuple[str, str]], expected: dict[str, Outcome]):
     """For each layout, mode and case: loss, norm and which gradients are off."""
-    run = Run(Config.from_dict(raw()), f"plans/{MESHES[mesh][1]}.py", seed=SEED)
-    plan, batches_by_name, found = run.bound.plan, cases(run.config), {}
+    path = f"plans/{MESHES[mesh][1]}.py"
+    run = Run(Config.from_dict(raw()), path, seed=SEED)
+    plan, batches_by_name, found = load_plan(path, run.bound.mesh.size), cases(run.config), {}
     for name, mode in chosen:
         vision = modes_of(mesh, name)[mode]
         modes = {"text": plan.attention["text"]} | ({"vision": vision} if vision else {})
