@@ -1,6 +1,6 @@
 """Typed shard specs: write down where a tensor lives, and let a planner move it."""
 
-from vlshard.attention import Heads, Kernel, Mode, gather, hybrid, ring, ulysses
+from vlshard.attention import Heads, Kernel, Mode, attend, gather, hybrid, ring, ulysses
 from vlshard.comm import Mesh, Pending, from_dtensor, reshard, start, to_dtensor
 from vlshard.language import (
     Layout,
@@ -76,6 +76,7 @@ __all__ = [
     "Storage",
     "ZeroPad",
     "advise_patches",
+    "attend",
     "from_dtensor",
     "fsdp",
     "gather",

@@ -21,7 +21,7 @@ from vlshard.comm.flight import refuse_second_derivative, start
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
 from vlshard.comm.pending import Pending
-from vlshard.comm.reshard import reshard
+from vlshard.comm.reshard import SameMesh, even_sizes, reshard, running_mesh
 from vlshard.comm.row_move import RowMove, plan_row_move
 from vlshard.comm.transport import Flight
 
@@ -33,7 +33,9 @@ __all__ = [
     "Mesh",
     "Pending",
     "RowMove",
+    "SameMesh",
     "agree",
+    "even_sizes",
     "exchange_bytes",
     "from_dtensor",
     "mesh_of",
@@ -42,6 +44,7 @@ __all__ = [
     "raise_any",
     "refuse_second_derivative",
     "reshard",
+    "running_mesh",
     "start",
     "to_dtensor",
     "together",

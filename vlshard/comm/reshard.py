@@ -126,14 +126,23 @@ def bound_program(x: object, arrow: str, mesh: MeshShape, sizes: Mapping[str, ob
         raise TypeError(
             f"a torch.Tensor is resharded, not a {type(x).__module__}.{type(x).__qualname__}"
         )
+    running = running_mesh(mesh)
     items = [(name, size) for name, size in sizes.items() if isinstance(size, int | Packing)]
-    if not isinstance(mesh, Mesh):
-        note = f"{mesh!r} is sizes only; make a Mesh on the running ranks"
-        raise PlanError(f"a {type(mesh).__name__} has no ranks to send between", notes=[note])
     if len(items) < len(sizes):
         binder = Binder(expanded(arrow, x.ndim)[0], mesh, None)
         items = [(name, binder.size(name, size)) for name, size in sizes.items()]
-    return _lowered(arrow, x.shape, _Same(mesh), tuple(items))
+    return _lowered(arrow, x.shape, SameMesh(running), tuple(items))
+
+
+def running_mesh(mesh: MeshShape) -> Mesh:
+    """A mesh on running ranks.
+
+    Raises: PlanError if it is sizes only.
+    """
+    if not isinstance(mesh, Mesh):
+        note = f"{mesh!r} is sizes only; make a Mesh on the running ranks"
+        raise PlanError(f"a {type(mesh).__name__} has no ranks to send between", notes=[note])
+    return mesh
 
 
 @lru_cache(maxsize=1024)
@@ -147,13 +156,13 @@ def expanded(text: str, ndim: int) -> tuple[Spec, Spec]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Same:
+class SameMesh:
     """A mesh as a key: its groups are its own, so an equal mesh is not the same."""
 
     mesh: Mesh
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.mesh is other.mesh
+        return isinstance(other, SameMesh) and self.mesh is other.mesh
 
     def __hash__(self) -> int:
         return id(self.mesh)
@@ -162,16 +171,16 @@ class _Same:
 # Each holds an index for every row that moves, so few are kept where sizes change with the step.
 @lru_cache(maxsize=128)
 def _lowered(
-    text: str, shape: tuple[int, ...], same: _Same, items: tuple[tuple[str, int | Packing], ...]
+    text: str, shape: tuple[int, ...], same: SameMesh, items: tuple[tuple[str, int | Packing], ...]
 ) -> Lowered:
     """The program of an arrow, bound; made once for each mesh, local shape and sizes."""
     src, dst = expanded(text, len(shape))
-    sizes = {**_even(src, same.mesh, shape), **dict(items)}
+    sizes = {**even_sizes(src, same.mesh, shape), **dict(items)}
     program = transition(src, dst, same.mesh, where=None, **sizes)
     return lower(program, same.mesh, sizes)
 
 
-def _even(src: Spec, mesh: Mesh, shape: tuple[int, ...]) -> dict[str, int]:
+def even_sizes(src: Spec, mesh: Mesh, shape: tuple[int, ...]) -> dict[str, int]:
     """Global sizes of plain dims, if all ranks have as much as this one.
 
     Dims that stay with the ranks that read them have no such size.

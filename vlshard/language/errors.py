@@ -105,7 +105,7 @@ def nearest(name: str, known: Collection[str]) -> str:
         offered.append(f"'{other}'")
     if not offered:
         return ""
-    offers = sorted(offered)
+    offers = sorted(set(offered))
     return f"; did you mean {' or '.join(filter(None, (', '.join(offers[:-1]), offers[-1])))}?"
 
 

@@ -120,11 +120,4 @@ def unit_storages(
     units = config.units()
     chosen = storage_patterns(params, names)
     first = {unit_of(name, units): chosen[name] for name in reversed(list(names))}
-    return {unit: _every_axis(params[first[unit]], mesh) for unit in units}
-
-
-def _every_axis(storage: Storage, mesh: MeshShape) -> Storage:
-    """The storage with the axes that it does not name as copies."""
-    shard, named = mesh.expand(storage.shard), mesh.expand(storage.replicate)
-    rest = [part for part in mesh.parts if part not in (*shard, *named)]
-    return Storage(shard, (*named, *rest))
+    return {unit: params[first[unit]].on(mesh) for unit in units}

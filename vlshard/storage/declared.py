@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from vlshard.language import MeshShape
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -20,6 +22,12 @@ class Storage:
             return "replicate()"
         more = f", replicate={' '.join(self.replicate)!r}" if self.replicate else ""
         return f"fsdp({' '.join(self.shard)!r}{more})"
+
+    def on(self, mesh: MeshShape) -> "Storage":
+        """The same on a mesh, with every axis named, by its parts: those not named are copies."""
+        shard, named = mesh.expand(self.shard), mesh.expand(self.replicate)
+        rest = [part for part in mesh.parts if part not in (*shard, *named)]
+        return Storage(shard, (*named, *rest))
 
 
 def fsdp(shard: str, *, replicate: str = "") -> Storage:
