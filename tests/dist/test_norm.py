@@ -91,6 +91,17 @@ def norm_of_trained_model():
     return expected, grad_norm(model.parameters()).item()
 
 
+def huge_norms():
+    """Only one shard, then none, holds what float32 squares cannot."""
+    flat = mesh_of(dist.get_world_size())
+    found = []
+    for factor in (1e20, 1e-25):
+        mixed = [parameter(DENSE * factor, flat, [Shard(0)]), parameter(EXPERTS * factor)]
+        norm = clip_gradients(mixed, 1.0).item()
+        found.append((norm, local_part(mixed[1].grad).flatten().tolist()))
+    return found
+
+
 def norm_of_pending_sum():
     try:
         grad_norm([parameter(DENSE, mesh_of(dist.get_world_size()), [Partial()])])
@@ -107,6 +118,13 @@ def test_norm_counts_each_element_once(ranks, world):
             assert norm == pytest.approx(5.0, rel=1e-6), name
             assert clipped == norm, name
             assert error < 1e-6, name
+
+
+def test_norm_does_not_overflow_on_one_rank_only(ranks):
+    for (large, clipped), (small, kept) in ranks(2).run(huge_norms):
+        assert (large, small) == pytest.approx((5e20, 5e-25), rel=1e-6, abs=0)
+        assert clipped == pytest.approx([0.48, 0, 0, 0.64], rel=1e-6)
+        assert kept == pytest.approx([2.4e-25, 0, 0, 3.2e-25], rel=1e-6, abs=0)
 
 
 @pytest.mark.parametrize("world", [2, 4])

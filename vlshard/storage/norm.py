@@ -1,7 +1,8 @@
 """The norm of all gradients, over parameters that live on different meshes."""
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import cast
 
 import torch
@@ -12,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 CHUNK = 256
+TINY, HUGE = 1e-9, 1e18  # norms between them were summed without a square that is lost
+SMALLEST = 1e-30  # a factor that float32 holds exactly enough
 
 
 @torch.no_grad()
@@ -26,11 +29,12 @@ def grad_norm(parameters: Iterable[Tensor]) -> Float[Tensor, ""]:
     Args:
       parameters: the same ones, in the same order, on every rank; those without a gradient are
         skipped, which must hold on every rank alike. An iterator is used up once.
-    Returns: the norm in float32, the same on every rank; 0 if there is no gradient.
+    Returns: the norm in float32, the same on every rank; 0 if there is no gradient. It is inf where
+      it is beyond float32, or a gradient is inf, and nan where one is nan.
     Raises: ValueError if a gradient is still a pending sum.
     """
     chosen = tuple(parameters)
-    return _norm(_gradients(chosen), _device(chosen))
+    return _norm(_gradients(chosen), _device(chosen)).float()
 
 
 @torch.no_grad()
@@ -41,16 +45,19 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Float[Tenso
       parameters: as for ``grad_norm``.
       max_norm: the largest norm that is left; as in torch, the factor is
         ``max_norm / (norm + 1e-6)`` where that is below 1.
-    Returns: the norm before clipping, as ``grad_norm`` gives it.
+    Returns: the norm before clipping, as ``grad_norm`` gives it. Finite gradients keep their
+      direction, however large they are; if one is inf or nan, all are left as they are.
     Raises: ValueError if a gradient is still a pending sum.
     """
     chosen = tuple(parameters)
     gradients = _gradients(chosen)
     norm = _norm(gradients, _device(chosen))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        local_part(gradient).mul_(scale.to(gradient.dtype))
-    return norm
+    scale = max_norm / (float(norm) + 1e-6)
+    if scale < 1.0 and math.isfinite(float(norm)):
+        for gradient in gradients:
+            for factor in _factors(scale):
+                local_part(gradient).mul_(factor)
+    return norm.float()
 
 
 def local_part(x: Tensor) -> Tensor:
@@ -68,16 +75,47 @@ def _device(parameters: Sequence[Tensor]) -> torch.device:
     return local_part(parameters[0]).device if parameters else torch.device("cpu")
 
 
+def _factors(scale: float) -> tuple[float, ...]:
+    """Factors that make up a scale; each is a normal number of float32, in which it is applied."""
+    return (scale,) if scale > SMALLEST else (SMALLEST, scale / SMALLEST)
+
+
 def _norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Sum the squares that this rank counts, then those of all ranks."""
+    """Sum the squares that this rank counts, then those of all ranks; float64 where there is one.
+
+    Squares in float32 overflow above 1e19 and vanish below 1e-19. All ranks see by the sum whether
+    that may have happened, and then sum again the squares of what is divided by the largest.
+    """
     exact = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+    counted = [local_part(gradient) for gradient in gradients if _counts_here(gradient)]
+    norm = _total(counted, _sum_of_squares, exact, device).sqrt()
+    if TINY < float(norm) < HUGE:
+        return norm
+    largest = torch.zeros((), dtype=exact, device=device)
+    for x in counted:
+        if x.numel():
+            largest = torch.maximum(largest, x.abs().max().to(exact))
+    if dist.is_initialized():
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    if not 0.0 < float(largest) < math.inf:
+        return norm if math.isnan(float(norm)) else largest
+    scaled = partial(_scaled_squares, largest=largest)
+    return largest * _total(counted, scaled, exact, device).sqrt()
+
+
+def _total(
+    counted: Sequence[Tensor],
+    squares: Callable[[Tensor, torch.dtype], Tensor],
+    exact: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Squares, summed over gradients and ranks."""
     total = torch.zeros((), dtype=exact, device=device)
-    for gradient in gradients:
-        if _counts_here(gradient):
-            total += _sum_of_squares(local_part(gradient), exact)
+    for x in counted:
+        total += squares(x, exact)
     if dist.is_initialized():
         dist.all_reduce(total)
-    return total.sqrt().float()
+    return total
 
 
 def _counts_here(gradient: Tensor) -> bool:
@@ -114,3 +152,8 @@ def _sum_of_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
     runs = flat[:whole].view(-1, CHUNK)
     norms = cast(Tensor, torch.linalg.vector_norm(runs, dim=1, dtype=torch.float32))
     return norms.to(dtype).square().sum() + flat[whole:].to(dtype).square().sum()
+
+
+def _scaled_squares(x: Tensor, dtype: torch.dtype, *, largest: Tensor) -> Tensor:
+    """Sum of squares of what is divided by the largest element of all gradients."""
+    return (x.to(dtype) / largest).square().sum()

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -55,6 +57,43 @@ def test_clip_keeps_bfloat16():
     parameter.grad = torch.tensor([3.0, 4.0], dtype=torch.bfloat16)
     assert clip_gradients([parameter], max_norm=1.0).item() == 5.0
     assert parameter.grad.dtype == torch.bfloat16
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "norm", "clipped"),
+    [
+        (1e20, 256, 1.6e21, 0.0625),
+        (-1e20, 100, 1e21, -0.1),  # shorter than one run
+        (1e30, 10_000, 1e32, 0.01),
+        (LARGEST, 256, float("inf"), 0.0625),  # the norm is no float32, the factor a float64
+        (1e-25, 400, 2e-24, 1e-25),  # its squares are no float32
+        (2**-147, 400, 20 * 2**-147, 2**-147),
+    ],
+)
+def test_norm_and_clip_neither_overflow_nor_vanish(value, count, norm, clipped):
+    parameter = with_gradient([value] * count)
+    assert grad_norm([parameter]).item() == pytest.approx(norm, rel=1e-6, abs=0)
+    clip_gradients([parameter], 1.0)
+    assert parameter.grad.tolist() == pytest.approx([clipped] * count, rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_clip_of_half_precision_takes_no_rounded_factor(dtype):
+    parameter = torch.nn.Parameter(torch.zeros(10_000, dtype=dtype))
+    parameter.grad = torch.full((10_000,), 60_000.0, dtype=dtype)
+    assert clip_gradients([parameter], 0.1).item() == pytest.approx(6e6, rel=0.004)
+    assert torch.equal(parameter.grad, torch.full((10_000,), 0.001, dtype=dtype))
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_clip_leaves_what_is_not_finite_to_be_found(value):
+    first, second = with_gradient([3.0, value]), with_gradient([4.0])
+    norm = clip_gradients([first, second], 1.0).item()
+    assert math.isnan(norm) if math.isnan(value) else norm == math.inf
+    assert first.grad[0] == 3.0 and second.grad[0] == 4.0 and not first.grad[1].isfinite()
 
 
 def test_agree_alone_gives_what_json_makes_of_it():
