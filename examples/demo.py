@@ -76,6 +76,7 @@ def train_command(options: argparse.Namespace, out: Path) -> list[str]:
         "lr": 2e-3,
         "schedule": "cosine",
         "weight-decay": 0.5,
+        "decay": "all",
         "seed": options.seed,
         "metrics": out / "metrics.jsonl",
         "plot": out / "loss.png",

@@ -22,7 +22,10 @@ def main() -> None:
     from model.training.launch import join_ranks, run
     from model.training.train import train
 
-    run(lambda: train(settings, join_ranks(settings.device), interruption))
+    def main_of_ranks() -> int:
+        return train(settings, join_ranks(settings.device, interruption), interruption)
+
+    run(main_of_ranks, interruption)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What an exported Hugging Face folder consists of, and how it comes to its place."""
+"""What an exported Hugging Face folder consists of."""
 
 import copy
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +12,16 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.folder import RELEASED, check_checkpoint
-from model.checkpoint.headers import INDEX, SINGLE, CheckpointError, has_weights
+from model.checkpoint.headers import INDEX, SINGLE, has_weights
 from model.config import ARCHITECTURE, Config
 
 SHARD_BYTES = 5_000_000_000
+HEADER_BYTES = 128  # of a tensor's entry in a file's header
 CONFIG_FILE = "config.json"
 COST_FILE = "frame_cost.json"  # examples/train.py --measure-cost puts it beside the weights
+RECORD_FILE = (
+    "training.json"  # examples/train.py says how it trained; tells its exports from others
+)
 SIDE_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -64,35 +67,6 @@ class Recipe:
     pieces: tuple[Piece, ...]
     swapped: frozenset[str]
     index: dict[str, Any] | None
-
-
-def check_target(folder: str | Path) -> None:
-    """Refuse to replace what is no checkpoint of this kind.
-
-    Raises: CheckpointError that says what stands there.
-    """
-    folder = Path(folder).resolve()
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder: nothing is written over it")
-    known = {CONFIG_FILE, COST_FILE, INDEX, *SIDE_FILES}
-    names = sorted(path.name for path in folder.iterdir())
-    foreign = [name for name in names if name not in known and not name.endswith(".safetensors")]
-    if foreign:
-        raise CheckpointError(
-            f"{folder} holds {', '.join(foreign)}, which no export writes: it is not replaced"
-        )
-    if names and CONFIG_FILE not in names:
-        raise CheckpointError(f"{folder} is not empty and has no {CONFIG_FILE}: it is not replaced")
-
-
-def make_sibling(final: Path) -> Path:
-    """A new folder beside the target, on the same file system."""
-    work = final.parent / f".{final.name}.part-{os.getpid()}"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    return work
 
 
 def make_recipe(
@@ -148,6 +122,13 @@ def _split(
     return Recipe(pieces, swapped, {"metadata": {"total_size": total}, "weight_map": places})
 
 
+def file_sizes(recipe: Recipe, tensors: Mapping[str, Tensor], source: Path | None) -> list[int]:
+    """Bytes of each file of an export, nearly: headers are counted by their number of tensors."""
+    weights = [_size(piece, tensors) + HEADER_BYTES * len(piece.dtypes) for piece in recipe.pieces]
+    sides = [] if source is None else [source / side for side in SIDE_FILES]
+    return [*weights, *(side.stat().st_size for side in sides if side.is_file())]
+
+
 def _size(piece: Piece, tensors: Mapping[str, Tensor]) -> int:
     """Bytes of a file's tensors."""
     return sum(tensors[name].numel() * dtype.itemsize for name, dtype in piece.dtypes.items())
@@ -181,14 +162,3 @@ def _write_json(work: Path, name: str, content: Any, source: Path | None) -> Non
     else:
         text = json.dumps(content, indent=2, sort_keys=True) + "\n"
         (work / name).write_text(text, encoding="utf-8")
-
-
-def put_in_place(work: Path, final: Path) -> None:
-    """Give a complete folder its name; what stood there goes only after that."""
-    if not final.exists():
-        os.replace(work, final)
-        return
-    old = final.parent / f".{final.name}.old-{os.getpid()}"
-    os.replace(final, old)
-    os.replace(work, final)
-    shutil.rmtree(old)

@@ -12,6 +12,10 @@ from model.config import OddFileError, clipped, odd_file, parse_json, read_json
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "model*.bin", "*.pth", "*.ckpt")
+WEIGHT_ENDINGS = (
+    ".bin .ckpt .distcp .gguf .ggml .h5 .keras .llamafile .msgpack .npy .npz .nemo .onnx .ot"
+    " .pdparams .pickle .pkl .pt .pt2 .pth .safetensors .tar .tflite .torch"
+).split()
 
 
 class CheckpointError(ValueError):
@@ -62,6 +66,17 @@ def has_weights(folder: str | Path) -> bool:
     """Whether a folder holds weights in any form, readable or not; if not, a model is fresh."""
     patterns = ("*.safetensors", "*.safetensors.index.json", *PICKLES)
     return any(True for pattern in patterns for _ in Path(folder).glob(pattern))
+
+
+def unread_weights(folder: str | Path) -> list[str]:
+    """Names of the files of a folder that look like weights but that no model is loaded from."""
+    folder = Path(folder)
+    read = read_weights(folder).metadata if has_weights(folder) else {}
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix.lower() in WEIGHT_ENDINGS and path.name not in read and path.is_file()
+    )
 
 
 def read_weights(folder: Path) -> Weights:

@@ -13,17 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from model.checkpoint.export import (
-    SHARD_BYTES,
-    Recipe,
-    check_target,
-    make_recipe,
-    make_sibling,
-    put_in_place,
-    write_settings,
-)
+from model.checkpoint.export import CONFIG_FILE, SHARD_BYTES, Recipe, make_recipe, write_settings
 from model.checkpoint.folder import LAYOUTS, Checkpoint, check_checkpoint, check_parameters
 from model.checkpoint.headers import CheckpointError, has_weights
+from model.checkpoint.place import check_target, make_sibling, put_in_place
 from model.config import Config
 from model.modules import Block, Target, named_parameters, write_block
 from vlshard.comm import AgreedError, Group, agree, together
@@ -76,6 +69,7 @@ def save_checkpoint(
     dtype: torch.dtype | None = None,
     expert_layout: str | None = None,
     shard_bytes: int = SHARD_BYTES,
+    extra: Mapping[str, str] | None = None,
     group: Group = None,
 ) -> None:
     """Write a Hugging Face folder that transformers loads.
@@ -95,9 +89,11 @@ def save_checkpoint(
       dtype: of all weights on disk; None keeps the source's, or else that of each tensor.
       expert_layout: ``released`` or ``transposed``; needed where the source's shapes cannot tell.
       shard_bytes: largest size of a file where there is no source to follow.
+      extra: text of further files of the folder, by name.
       group: ranks that take part, on a backend with CPU tensors; None is all of them.
     Raises: CheckpointError on every rank if the target may not be replaced, if the source does not
-      fit the config, or if writing failed; ValueError if the parameters are not the config's.
+      fit the config, if a value is not finite in the dtype that it gets, or if writing failed;
+      nothing is changed then. ValueError if the parameters are not the config's.
     """
     tensors = named_parameters(target)
     check_parameters(tensors, config)
@@ -105,18 +101,20 @@ def save_checkpoint(
     source = None if source is None else Path(source)
     recipe, work = None, None
     try:
-        with _agreed(group):
+        with _agreed(final, group):
             if writer:
                 check_target(final)
                 recipe = make_recipe(tensors, config, source, dtype, expert_layout, shard_bytes)
                 work = make_sibling(final)
+                write_settings(work, config, source, recipe)
+                for name, text in (extra or {}).items():
+                    (work / name).write_text(text, encoding="utf-8")
         order = [list(piece.dtypes) for piece in recipe.pieces] if recipe else None
         failure = _write_pieces(tensors, agree(order, group)[0], recipe, work)
-        with _agreed(group):
+        with _agreed(final, group):
             if failure is not None:
                 raise failure
-            if recipe is not None and work is not None:
-                write_settings(work, config, source, recipe)
+            if work is not None:
                 put_in_place(work, final)
     finally:
         if work is not None:
@@ -124,11 +122,14 @@ def save_checkpoint(
 
 
 @contextmanager
-def _agreed(group: Group) -> Generator[None]:
+def _agreed(final: Path, group: Group) -> Generator[None]:
     """What fails in the block on one rank fails on all of them with one text."""
     try:
-        with together(CheckpointError, OSError, SafetensorError, group=group):
-            yield
+        with together(CheckpointError, group=group):
+            try:
+                yield
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{final} cannot be written: {error}") from error
     except AgreedError as error:
         raise CheckpointError(str(error)) from error
 
@@ -152,10 +153,14 @@ def _write_pieces(
             if recipe is not None and failure is None:
                 dtype = recipe.pieces[number].dtypes[name]
                 parts[name] = _as_stored(whole, dtype, name in recipe.swapped)
+                if not bool(torch.isfinite(parts[name]).all()):
+                    text = f"{name} has values that are not finite as {_name(dtype)}"
+                    failure = CheckpointError(f"{text}: nothing is exported")
         if recipe is not None and work is not None and failure is None:
             piece = recipe.pieces[number]
             try:
                 save_file(parts, work / piece.file, piece.metadata)
+                (work / piece.file).chmod((work / CONFIG_FILE).stat().st_mode & 0o777)
             except (OSError, SafetensorError) as error:
                 failure = error
     return failure
@@ -171,6 +176,10 @@ def _as_stored(whole: Tensor, dtype: torch.dtype, swapped: bool) -> Tensor:
     """A copy on the CPU, as it is written."""
     whole = whole.transpose(1, 2) if swapped else whole
     return whole.to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _read(part: Any, block: Block, swapped: bool) -> Tensor:

@@ -131,6 +131,11 @@ class Batch:
         return sum(int(part.header.table.tokens.sum()) for part in self.parts)
 
     @property
+    def labels(self) -> int:
+        """Labelled tokens of all ranks."""
+        return sum(int(part.header.table.labelled.sum()) for part in self.parts)
+
+    @property
     def images(self) -> int:
         """Images (or videos) of all ranks."""
         return sum(len(part.header.table.grids) for part in self.parts)

@@ -3,11 +3,13 @@
 import fnmatch
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from model.checkpoint import has_weights, load_checkpoint
+from model.checkpoint import has_weights, load_checkpoint, unread_weights
 from model.modules import Qwen3VLMoe, fill, refuse_expert_widths
 from model.training.job import DTYPES, KNOWN_ERRORS, Job
+from model.training.report import say, warn
 from model.training.settings import Settings
 from vlshard import ShardError, shard_model
 from vlshard.comm import together
@@ -31,10 +33,30 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
     model.to_empty(device=device)
     with together(*KNOWN_ERRORS):
         if has_weights(settings.model):
-            load_checkpoint(model, settings.model, job.config, settings.expert_layout)
+            checkpoint = load_checkpoint(model, settings.model, job.config, settings.expert_layout)
+            tell_weights(settings, list(checkpoint.files))
         else:
             fill(model, job.config, settings.seed)
+            tell_weights(settings, [])
     return model
+
+
+def tell_weights(settings: Settings, read: list[str]) -> None:
+    """Say on rank 0 where the weights are from, and which files look like weights but are not read.
+
+    Args:
+      settings: of the run.
+      read: files of the model's folder that were read; none if weights were made.
+    """
+    if dist.get_rank():
+        return
+    files = f"{read[0]}" if len(read) == 1 else f"{len(read)} files"
+    loaded, made = f"loaded from {settings.model} ({files})", f"made new, from seed {settings.seed}"
+    say(f"weights: {loaded if read else made}")
+    unread = unread_weights(settings.model)
+    if unread:
+        names = ", ".join(unread)
+        warn(f"warning: looks like weights, is not read (only safetensors are): {names}")
 
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:

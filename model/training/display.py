@@ -47,7 +47,8 @@ class Plain:
             return
         self._shown = now
         left = (self._steps - record.step) * sum(self._recent) / len(self._recent)
-        self._console.print(f"step {record.step}/{self._steps}  {text}  {left:.0f} s left")
+        line = f"step {record.step}/{self._steps}  {text}  {left:.0f} s left"
+        print(line, file=self._console.file, flush=True)
 
     def close(self) -> None:
         """Nothing is open."""

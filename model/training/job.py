@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from model.checkpoint import CheckpointError, check_checkpoint, check_target, has_weights
+from model.checkpoint import CheckpointError, check_checkpoint, has_weights
 from model.config import Config, ConfigError, load_config
 from model.data import DATA_ERRORS, ImageReader, Reading, RowFile
 from model.training.measure import kept_cost, measure_cost
-from model.training.plot import check_picture
+from model.training.outputs import check_outputs
+from model.training.report import say
 from model.training.settings import Settings
 from vlshard import BoundPlan, load_plan
 from vlshard.comm import agree, together
@@ -38,7 +39,8 @@ def prepare(settings: Settings, device: torch.device) -> Job:
         rows = RowFile(settings.data, settings.model, config, images)
         if has_weights(settings.model):
             check_checkpoint(settings.model, config, settings.expert_layout)
-        prepare_outputs(settings)
+        if dist.get_rank() == 0:
+            check_outputs(settings, config)
     if settings.measure_cost:
         plan = replace(plan, cost=measured_cost(config, settings, device))
     with together(*KNOWN_ERRORS):
@@ -65,19 +67,6 @@ def measured_cost(config: Config, settings: Settings, device: torch.device) -> t
             mine = kept or measure_cost(config, device, DTYPES[settings.dtype])
             words = "as saved with the model" if kept else "measured now"
             told = f"{mine[0]:.3g} n^2 + {mine[1]:.3g} n seconds, {words}"
-            print(f"a frame of n patches costs {told}", flush=True)
+            say(f"a frame of n patches costs {told}")
     a, b = agree(mine)[0]
     return a, b
-
-
-def prepare_outputs(settings: Settings) -> None:
-    """Make the folders of what rank 0 writes; refuse to export over what is no export."""
-    if settings.save:
-        check_target(settings.save)
-    for path in (settings.save, settings.metrics, settings.plot):
-        if path and dist.get_rank() == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    if settings.metrics and dist.get_rank() == 0:
-        settings.metrics.open("a").close()
-    if settings.plot and dist.get_rank() == 0:
-        check_picture(settings.plot)

@@ -10,36 +10,54 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from model.training.report import tell
+from model.training.interruption import Interruption
+from model.training.report import silence, tell
 from vlshard.comm import AgreedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 TIMEOUT = datetime.timedelta(minutes=10)
+ENDED = "vlshard/ended"
 
 
-def join_ranks(device: str | None = None) -> torch.device:
+class StoredEnd:
+    """Lets ranks end each other through the store at which they met."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def end(self, status: int) -> None:
+        """Tell the other ranks to end at once."""
+        self._store.set(ENDED, str(status))
+
+    def ended(self) -> int | None:
+        """The status to end with, if a rank has told the others to."""
+        return int(self._store.get(ENDED)) if self._store.check([ENDED]) else None
+
+
+def join_ranks(device: str | None = None, interruption: Interruption | None = None) -> torch.device:
     """Join the process group that torchrun describes, or make one of this process alone.
 
     Args:
       device: ``cpu``, ``cuda`` or ``npu``; None is cuda where there is any, else cpu.
+      interruption: of this process; it gets to know the other ranks.
     Returns: the device of this rank.
+    Raises: AgreedError if there is no such device here.
     """
     kind = device or _default_device()
-    if kind == "npu":
-        importlib.import_module("torch_npu")
-    place = torch.device(kind)
-    if kind != "cpu":
-        place = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
-        torch.accelerator.set_device_index(place)
+    place = _place(kind)
     if "RANK" in os.environ:
-        dist.init_process_group(BACKENDS[kind], timeout=TIMEOUT)
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+        if interruption is not None:
+            interruption.others = StoredEnd(store.clone())
     else:
-        store = dist.HashStore()
-        dist.init_process_group(BACKENDS[kind], store=store, rank=0, world_size=1, timeout=TIMEOUT)
+        store, rank, size = dist.HashStore(), 0, 1
+    dist.init_process_group(
+        BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=TIMEOUT
+    )
     return place
 
 
-def run(main: Callable[[], int]) -> None:
+def run(main: Callable[[], int], interruption: Interruption | None = None) -> None:
     """Run a program and exit; errors that all ranks share are told by rank 0, in one line.
 
     After an error the process ends at once: threads and collectives may wait for ranks that have
@@ -47,6 +65,8 @@ def run(main: Callable[[], int]) -> None:
 
     Args:
       main: returns the exit status.
+      interruption: of this process; a rank whose collective failed because another one was ended
+        by a signal ends like it.
     """
     try:
         status = main()
@@ -55,10 +75,14 @@ def run(main: Callable[[], int]) -> None:
     except SystemExit:
         raise
     except BaseException:
-        status = 1
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+        status = (interruption.ended_by_others() if interruption else None) or 1
+        if status == 1:
+            traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # nobody listens; no error at the exit
+            silence(stream)
     if status:
         os._exit(status)
     dist.destroy_process_group()
@@ -68,3 +92,25 @@ def _default_device() -> str:
     """The accelerator if it is cuda; asks nothing of torch.cuda where torch has none."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return "cuda" if accelerator is not None and accelerator.type == "cuda" else "cpu"
+
+
+def _place(kind: str) -> torch.device:
+    """The device of this rank, of a kind that is there."""
+    if kind == "cpu":
+        return torch.device(kind)
+    if kind == "npu":
+        try:
+            importlib.import_module("torch_npu")
+        except (ImportError, OSError) as error:
+            raise AgreedError(f"--device npu: torch_npu cannot be imported: {error}") from error
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type != kind:
+        there = "no accelerator" if found is None else f"{found.type} alone"
+        raise AgreedError(f"--device {kind}: torch {torch.__version__} finds {there} here")
+    number, count = int(os.environ.get("LOCAL_RANK", 0)), torch.accelerator.device_count()
+    if number >= count:
+        note = "fix: start no more ranks on a machine than it has devices"
+        raise AgreedError(f"--device {kind}: no device {number}, there are {count}", notes=[note])
+    place = torch.device(kind, number)
+    torch.accelerator.set_device_index(place)
+    return place

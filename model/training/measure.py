@@ -42,10 +42,10 @@ def kept_cost(folder: str | Path) -> tuple[float, float] | None:
     return a, b
 
 
-def keep_cost(folder: str | Path, cost: tuple[float, float]) -> None:
-    """Save what was measured with a checkpoint, so that runs from it deal alike."""
+def cost_text(cost: tuple[float, float]) -> str:
+    """What was measured, as it is saved with a checkpoint, so that runs from it deal alike."""
     a, b = cost
-    (Path(folder) / COST_FILE).write_text(json.dumps({"a": a, "b": b}) + "\n")
+    return json.dumps({"a": a, "b": b}) + "\n"
 
 
 def measure_cost(

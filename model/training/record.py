@@ -31,15 +31,17 @@ class StepRecord:
 
     Attributes:
       step: number of the step, from 1.
-      loss: over the whole global batch.
+      loss: over the whole global batch; 0 if it has no label.
       grad_norm: before clipping.
       lr: learning rate of the step.
       tokens: of all ranks, without padding.
+      labels: tokens of all ranks that are learned; without any, no weight moves.
       images: of all ranks.
       seconds: wall time of the step, waiting for data included.
       vision_rows: patches that each rank pushed through the vision tower; their spread where
         ranks are many.
       text_rows: token positions that each rank pushed through the decoder, likewise.
+      unlabelled: steps so far, this one included, that had no label.
     """
 
     step: int
@@ -47,7 +49,9 @@ class StepRecord:
     grad_norm: float
     lr: float
     tokens: int
+    labels: int
     images: int
     seconds: float
     vision_rows: Rows
     text_rows: Rows
+    unlabelled: int = 0

@@ -159,5 +159,6 @@ def test_a_target_that_may_not_be_replaced_fails_on_every_rank(ranks, tmp_path):
 
 def test_a_failure_to_write_is_raised_on_every_rank(ranks, tmp_path):
     errors = ranks(2).run(fail_to_write, tmp_path / "export", timeout=120)
-    assert errors == ["no space left on device"] * 2
+    text = f"{tmp_path / 'export'} cannot be written: no space left on device"
+    assert errors == [text] * 2
     assert list(tmp_path.iterdir()) == []

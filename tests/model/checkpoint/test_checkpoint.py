@@ -16,9 +16,9 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from model.checkpoint.export import check_target
 from model.checkpoint.folder import check_checkpoint
 from model.checkpoint.headers import CheckpointError, has_weights
+from model.checkpoint.place import check_target
 from model.checkpoint.save_load import load_checkpoint, save_checkpoint
 from model.config.config import Config, load_config
 from tests.tables import CONFIG, RAW

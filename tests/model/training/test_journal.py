@@ -1,5 +1,6 @@
 import io
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -11,7 +12,7 @@ from model.training.record import Spread, StepRecord, kept_rows
 
 
 def record(step, loss=2.5):
-    return StepRecord(step, loss, 1.25, 1e-3, 120, 6, 0.5, (8, 12), (30, 34))
+    return StepRecord(step, loss, 1.25, 1e-3, 120, 40, 6, 0.5, (8, 12), (30, 34))
 
 
 def journal(steps, *, terminal, **files):
@@ -30,10 +31,12 @@ def test_journal_writes_one_object_a_step_at_once(tmp_path):
             "grad_norm": 1.25,
             "lr": 1e-3,
             "tokens": 120,
+            "labels": 40,
             "images": 6,
             "seconds": 0.5,
             "vision_rows": [8, 12],
             "text_rows": [30, 34],
+            "unlabelled": 0,
         }
         log.add(record(2))
     assert len(path.read_text().splitlines()) == 2
@@ -80,3 +83,47 @@ def test_pictures_that_cannot_be_written_are_refused(tmp_path, name, reason):
 def test_rows_of_many_ranks_are_kept_as_their_spread():
     assert kept_rows(range(64)) == tuple(range(64))
     assert kept_rows([3, *range(64)]) == Spread(min=0, mean=2019 / 65, max=63)
+
+
+class Closed(io.StringIO):
+    """Output that nobody reads any more."""
+
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_journal_that_nobody_reads_goes_on(tmp_path, capsys, terminal):
+    console = Console(file=Closed(), force_terminal=terminal, width=120)
+    metrics = tmp_path / "metrics.jsonl"
+    with Journal(2, console=console, metrics=metrics) as log:
+        log.add(record(1))
+        log.add(record(2))
+    assert len(metrics.read_text().splitlines()) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("warning: progress cannot be shown: ") == 1
+
+
+@pytest.mark.parametrize("metrics", ["/dev/full", "no/such/folder/metrics.jsonl"])
+def test_metrics_that_cannot_be_written_are_told_once(capsys, metrics):
+    log, output = journal(3, terminal=False, metrics=Path(metrics))
+    with log:
+        for step in (1, 2, 3):
+            log.add(record(step))
+    assert len(log.records) == 3 and "step 3/3" in output.getvalue()
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == [f"warning: {metrics} cannot be written: {REASONS[metrics]}; the run goes on"]
+
+
+REASONS = {
+    "/dev/full": "No space left on device",
+    "no/such/folder/metrics.jsonl": "No such file or directory",
+}
+
+
+def test_a_plot_that_cannot_be_drawn_is_told(tmp_path, capsys):
+    log, _ = journal(1, terminal=False, plot=tmp_path / "gone" / "plot.png")
+    with log:
+        log.add(record(1))
+    told = f"warning: {tmp_path}/gone/plot.png cannot be written: No such file or directory"
+    assert capsys.readouterr().err == f"{told}; the run goes on\n"

@@ -1,0 +1,187 @@
+"""The command line of the training program: options, their defaults, and what is wrong with one."""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class SettingsError(ValueError):
+    """Settings that contradict each other, or a command line that cannot be read."""
+
+
+USAGE = (
+    "usage: train.py --plan PLAN --model DIR --data FILE --steps N --batch N [OPTION ...]"
+    "; --help lists the options"
+)
+
+
+def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """The settings that a command line gives, by name.
+
+    Args:
+      arguments: the command line; None is the process's own.
+    Raises: SettingsError if it is wrong.
+    """
+    found = vars(_parser().parse_args(arguments))
+    found.pop(_GIVEN, None)
+    return {**found, "freeze": tuple(found["freeze"])}
+
+
+_GIVEN = "given more than once"
+
+
+class _Once(argparse.Action):
+    """Takes one value; a second one does not win silently."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given: dict[str, Any] = vars(namespace).setdefault(_GIVEN, {})
+        if self.dest in given:
+            both = f"{given[self.dest]} and {values}"
+            parser.error(f"argument {option_string}: it is given more than once: {both}")
+        given[self.dest] = values
+        setattr(namespace, self.dest, values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would print and exit on every rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}\n  {USAGE}")
+
+
+class _Help(argparse.HelpFormatter):
+    """Says every default."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        plain = action.default in (None, argparse.SUPPRESS, []) or action.nargs == 0
+        return action.help if plain or action.required else f"{action.help}; default %(default)s"
+
+
+def _number(kind: type[int] | type[float], least: float) -> Callable[[str], float]:
+    """A parser of finite numbers that are not below a bound."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not a finite number >= {least}")
+        return value
+
+    parse.__name__ = kind.__name__
+    return parse
+
+
+_count, _natural, _real = _number(int, 1), _number(int, 0), _number(float, 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        description="Train a Qwen3-VL-MoE from files, under a plan.",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.register("action", None, _Once)
+    _add_what(parser.add_argument_group("what is trained, on what"))
+    _add_steps(parser.add_argument_group("steps"))
+    _add_optimizer(parser.add_argument_group("optimizer: AdamW with betas 0.9 and 0.999, eps 1e-8"))
+    _add_outputs(parser.add_argument_group("what is written, by rank 0"))
+    _add_ranks(parser.add_argument_group("where and how it is computed"))
+    return parser
+
+
+def _add_what(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--plan", required=True, help="plan file or module, such as plans/baseline_dp.py")
+    add("--model", required=True, type=Path, help="Hugging Face folder; weights may be absent")
+    add("--data", required=True, type=Path, help="JSONL file of chat or pre-tokenised rows")
+    add(
+        "--freeze",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATTERN",
+        help="parameters that are not trained, such as 'model.visual.*'",
+    )
+    add(
+        "--expert-layout",
+        choices=("released", "transposed"),
+        help="how experts lie on disk, where their shape does not tell",
+    )
+
+
+def _add_steps(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--steps", required=True, type=_count, help="optimizer steps")
+    add("--batch", required=True, type=_count, help="rows of a step, over all ranks")
+    add("--micro-batch", type=_count, help="rows per data-parallel rank and forward; default all")
+    add(
+        "--pack",
+        action="store_true",
+        help="join the rows of a forward without padding, split as the plan splits rows",
+    )
+    add("--seed", type=_natural, default=0, help="of the row order and of new weights")
+    add("--no-shuffle", dest="shuffle", action="store_false", help="take rows in file order")
+
+
+def _add_optimizer(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--lr", type=_real, default=1e-5, help="peak learning rate")
+    add(
+        "--schedule",
+        choices=("constant", "cosine"),
+        default="constant",
+        help="of the rate, after warm-up",
+    )
+    add("--min-lr", type=_real, default=0.0, help="where the cosine schedule ends")
+    add("--warmup", type=_natural, default=0, help="steps of linear warm-up")
+    add("--weight-decay", type=_real, default=0.0, help="AdamW's decoupled decay")
+    add(
+        "--decay",
+        choices=("matrices", "all"),
+        default="matrices",
+        help="what it decays: parameters of two or more dims (embeddings and convolutions too), or"
+        " norms and biases as well",
+    )
+    add("--clip", type=_real, default=1.0, help="largest gradient norm; 0 does not clip")
+
+
+def _add_outputs(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--save", type=Path, help="export a Hugging Face folder at the end, or at a signal")
+    add("--metrics", type=Path, help="write one JSON object a step to this file")
+    add("--plot", type=Path, help="draw loss and gradient norm into this picture")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace a metrics file or picture of an earlier run, and a checkpoint that this"
+        " program did not write or that --model names",
+    )
+
+
+def _add_ranks(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the computation; weights, sums and optimizer stay float32",
+    )
+    add("--device", choices=("cpu", "cuda", "npu"), help="default: cuda if there is any, else cpu")
+    add(
+        "--measure-cost",
+        action="store_true",
+        help="deal images by what a frame costs on rank 0: measured at the start, or as the model"
+        " was saved with it; --save keeps it",
+    )
+    add(
+        "--show-deal",
+        action="store_true",
+        help="print how many patches of the first step each rank gets, and their cost",
+    )
