@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/python examples/demo.py --seed $(SEED)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 parity: setup
 	$(BIN)/python -m tests.dist.long_parity

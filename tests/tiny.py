@@ -15,7 +15,7 @@ from model.config.config import Config
 from model.data.inputs import ModelInputs, build_inputs
 from model.data.sample import IGNORED, Sample, sample_facts
 from vlshard.plan.boundaries import LocalBoundaries, local_boundaries
-from vlshard.plan.header import Grid, StepHeader, make_headers, whole_share
+from vlshard.plan.header import Grid, Share, StepHeader, make_headers
 from vlshard.pytree import tree_leaves
 
 IMAGE, VIDEO, START, END = 90, 91, 92, 93
@@ -113,6 +113,12 @@ def pixels_of(
         for i, sample in enumerate(samples)
         for j, (t, h, w) in enumerate(sample.grids)
     }
+
+
+def whole_share(header: StepHeader) -> Share:
+    """The share of a process that holds everything: rows padded to the longest sample."""
+    samples, positions = np.indices((len(header.samples), header.longest))
+    return Share(np.arange(sum(header.segments)), samples, positions, header.visual)
 
 
 @dataclass(frozen=True)

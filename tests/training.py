@@ -13,8 +13,9 @@ from model.data.sample import sample_facts
 from model.modules.init import fill
 from model.modules.qwen3_vl_moe import Qwen3VLMoe
 from tests.batches import Batch
+from tests.tiny import whole_share
 from vlshard.plan.boundaries import local_boundaries
-from vlshard.plan.header import make_headers, whole_share
+from vlshard.plan.header import make_headers
 from vlshard.plan.plan import load_plan
 from vlshard.storage.norm import clip_gradients, grad_norm
 from vlshard.storage.shard_model import shard_model
@@ -153,9 +154,10 @@ class Run:
         return self.outcome
 
     def train(self, batches, *, steps: int, weight_decay: float = 0.0, lr=1e-3) -> Outcome:
-        """AdamW over the batches in turn, clipped to norm 1."""
+        """AdamW as training has it, over the batches in turn, clipped to norm 1."""
         self.outcome = Outcome()
-        optimizer = torch.optim.AdamW(self.trained, lr=lr, weight_decay=weight_decay)
+        decay = weight_decay
+        optimizer = torch.optim.AdamW(self.trained, lr=lr, weight_decay=decay, fused=True)
         for step in range(steps):
             self.model.zero_grad(set_to_none=True)
             self.outcome.losses.append(self.forward_backward(batches[step % len(batches)]))

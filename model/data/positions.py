@@ -6,27 +6,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from model.config import Config
-from model.data.sample import placeholder_runs
 from vlshard.language import IntArray
-from vlshard.plan import Grid
-
-
-def mrope_positions(
-    ids: Int64[ndarray, " tokens"], grids: Sequence[Grid], config: Config
-) -> Int64[ndarray, "3 tokens"]:
-    """Positions of a row's tokens in time, height and width.
-
-    Args:
-      ids: token ids of one row without padding.
-      grids: of the row's images and videos in reading order; not changed.
-      config: of the model: placeholder ids and merge size.
-    Returns: one position a token and axis.
-    Source: transformers 5.24, Qwen3VLMoeModel.get_rope_index.
-    """
-    starts = placeholder_runs(ids, config).starts
-    frames = [(h, w) for t, h, w in grids for _ in range(t)]
-    return positions_of_runs(len(ids), starts, frames, merge=config.vision.spatial_merge_size)
 
 
 def positions_of_runs(
@@ -67,19 +47,12 @@ def coords_of_patches(
       within: number of each patch inside its frame.
       columns: columns of its frame [patches].
       merge: side of a merge unit [patches].
+    Source: transformers 5.24, get_vision_position_ids.
     """
     unit, patch = np.divmod(within, merge * merge)
     block_row, block_column = np.divmod(unit, columns // merge)
     row, column = np.divmod(patch, merge)
     return np.stack([block_row * merge + row, block_column * merge + column], axis=-1)
-
-
-def patch_coords(h: int, w: int, merge: int) -> Int64[ndarray, "n 2"]:
-    """(row, column) of every patch of a frame of h x w patches, in merge-block order.
-
-    Source: transformers 5.24, get_vision_position_ids.
-    """
-    return coords_of_patches(np.arange(h * w), w, merge=merge)
 
 
 def corners_of_patches(
@@ -106,11 +79,3 @@ def corners_of_patches(
     corners = taps[:, 0, :, None] * side + taps[:, 1, None, :]
     products = weights[:, 0, :, None] * weights[:, 1, None, :]
     return corners.reshape(-1, 4), products.reshape(-1, 4)
-
-
-def position_corners(
-    h: int, w: int, side: int, merge: int
-) -> tuple[Int64[ndarray, "n 4"], Float32[ndarray, "n 4"]]:
-    """Corners and weights of every patch of a frame of h x w patches, in merge-block order."""
-    sizes = np.tile(np.array([h, w]), (h * w, 1))
-    return corners_of_patches(patch_coords(h, w, merge), sizes, side=side)

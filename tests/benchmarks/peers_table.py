@@ -10,18 +10,10 @@ import json
 import statistics
 
 from tests.benchmarks.launch import on_ranks
+from tests.plan_names import COMPARED_PLANS
 
 ALONE = "single"
-CONTENDERS = (
-    ALONE,
-    "hf ddp",
-    "hf fsdp",
-    "baseline_dp",
-    "vision_dp1",
-    "vision_cp_colossal",
-    "vision_cp_ulysses",
-    "vision_cp_ring",
-)
+CONTENDERS = (ALONE, "hf ddp", "hf fsdp", *COMPARED_PLANS)
 ALLOCATORS = ("default", "kept")
 AGREE = 2e-5  # fp32 sums of thousands of terms in another order
 

@@ -18,23 +18,15 @@ import torch.distributed as dist
 from tests.benchmarks.contenders import UnderPlan
 from tests.benchmarks.launch import inside_ranks, on_ranks
 from tests.benchmarks.workloads import BATCH, WORKLOADS
+from tests.plan_names import TIMED_PLANS
 
-MODES = {
-    "baseline DP": "baseline_dp",
-    "vision DP1": "vision_dp1",
-    "CP gather": "vision_cp_colossal",
-    "CP Ulysses": "vision_cp_ulysses",
-    "CP async gather": "vision_cp_async",
-    "CP async Ulysses": "vision_cp_ulysses_async",
-    "CP ring": "vision_cp_ring",
-}
 SHAPES = {"small": "W1", "vision": "vision", "ragged": "ragged"}
 WARMUP, STEPS = 2, 10
 
 
 def measure(workload: str, modes: list[str], rounds: int) -> dict[str, list[float]]:
     """Seconds of every timed step, by mode; the same on every rank."""
-    running = {name: UnderPlan(WORKLOADS[workload], MODES[name]) for name in modes}
+    running = {name: UnderPlan(WORKLOADS[workload], TIMED_PLANS[name]) for name in modes}
     times: dict[str, list[float]] = {name: [] for name in modes}
     steps = STEPS if workload == "W1" else 1
     for turn in range(rounds + 1):
@@ -55,7 +47,7 @@ def follow(workload: str, modes: list[str], steps: int) -> dict[str, list[float]
     """Losses of every step, by mode."""
     losses: dict[str, list[float]] = {}
     for name in modes:
-        mode = UnderPlan(WORKLOADS[workload], MODES[name])
+        mode = UnderPlan(WORKLOADS[workload], TIMED_PLANS[name])
         losses[name] = [float(mode.step(mode.prepare(step))) for step in range(steps)]
     return losses
 
@@ -63,7 +55,7 @@ def follow(workload: str, modes: list[str], steps: int) -> dict[str, list[float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=TIMED_PLANS, default=list(TIMED_PLANS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--losses", type=int, default=0, help="compare losses over so many steps")
     chosen = parser.parse_args()
@@ -101,7 +93,7 @@ def show_memory(shape: str, modes: list[str]) -> None:
     """Print the peak memory of a rank, each mode alone."""
     print(f"\n{shape} shape: largest resident memory of a rank")
     for name in modes:
-        arguments = ["--workload", SHAPES[shape], "--contender", MODES[name]]
+        arguments = ["--workload", SHAPES[shape], "--contender", TIMED_PLANS[name]]
         arguments += ["--steps", "1", "--warmup", "1"]
         found = json.loads(on_ranks("tests.benchmarks.one_run", arguments))
         print(f"{name:18}{found['peak_mib']:9.1f} MiB", flush=True)

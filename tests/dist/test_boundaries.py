@@ -16,17 +16,14 @@ import torch.nn.functional as F
 
 from model.config.config import Config
 from tests.batches import Builder
+from tests.plan_names import WATCHED_PLANS
 from tests.tiny import tiny_config
 from tests.training import Run
 from vlshard import Packing, layout, spec
 
 # How many ranks run a plan, and of those that are not in plans/ patches, tokens and modes.
 PLANS = {
-    "vision_dp1": (2,),
-    "vision_cp_colossal": (2,),
-    "vision_cp_ulysses": (4,),
-    "vision_dealt": (4,),
-    "vision_hsdp": (4,),
+    **{name: (world,) for name, world in WATCHED_PLANS.items()},
     "each image cut, ulysses": (
         4,
         "(img@dp.home s@cp) c",
@@ -39,9 +36,6 @@ PLANS = {
         "b@dp.home s@cp.zigzag m",
         '"text": gather("cp")',
     ),
-    "vision_cp_ring": (2,),
-    "vision_cp_ulysses_async": (2,),
-    "vision_cp_hybrid": (4,),
     "packed, gather in flight, gather": (
         4,
         "(img@dp.home s@cp) c",

@@ -13,6 +13,7 @@ from model.data.inputs import build_inputs
 from model.data.sample import sample_facts
 from model.text import add_visual, place_visual
 from tests.batches import Builder, batches
+from tests.plan_names import CUT_IMAGE_PLANS
 from tests.tiny import tiny_config
 from tests.training import Run
 from vlshard import Mesh, Plan, gather, replicate
@@ -239,7 +240,7 @@ def step_collectives(plan: str, raw):
     return recorder.calls, len(recorder.messages), names
 
 
-@pytest.mark.parametrize("plan", ["vision_cp_colossal", "vision_cp_ulysses"])
+@pytest.mark.parametrize("plan", CUT_IMAGE_PLANS)
 def test_a_step_gathers_nothing_but_parameters(plan, ranks):
     for calls, messages, names in ranks(2).run(
         step_collectives, f"plans/{plan}.py", tiny_config().raw

@@ -10,10 +10,9 @@ from model.config.config import Config
 from model.data.inputs import build_inputs
 from tests.batches import batches
 from tests.tables import PACKED_FIRST, PACKED_SECOND
-from tests.tiny import make_batch, tiny_config
+from tests.tiny import make_batch, tiny_config, whole_share
 from tests.training import Outcome, Run
 from vlshard import Mesh, Plan, gather, replicate, ulysses
-from vlshard.plan.header import whole_share
 
 SEED = 3
 CASES = ("text only", "lengths 1 2 7 13 17", "video and image", "micro-batches, uneven")

@@ -6,7 +6,7 @@ import pytest
 
 from model.config.config import Config
 from tests.batches import batches
-from tests.plan_names import MAIN_PLANS, OTHER_PLANS
+from tests.plan_names import CUT_IMAGE_PLANS, FOLLOWED_PLANS, MAIN_PLANS, OTHER_PLANS
 from tests.tiny import tiny_config
 from tests.training import Outcome, Run
 
@@ -18,7 +18,6 @@ MORE_CASES = (
     "one-token images",
     "video and image",
 )
-FOLLOWED = (*MAIN_PLANS, "vision_cp_async", "vision_cp_ulysses_async", "vision_cp_ring")
 SEED = 3
 
 
@@ -54,7 +53,7 @@ def outcomes(ranks):
     def get(plan, world):
         if (plan, world) not in known:
             raw = tiny_config().raw
-            steps = TRAINED_STEPS if world == 2 and plan in FOLLOWED else 0
+            steps = TRAINED_STEPS if world == 2 and plan in FOLLOWED_PLANS else 0
             single = reference()[0]
             names = single if plan in MAIN_PLANS else MORE_CASES
             arguments = (path(plan), raw, steps, {name: single[name] for name in names})
@@ -93,7 +92,7 @@ def test_every_rank_logs_the_same_numbers(plan, world, outcomes):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("plan", MAIN_PLANS[2:])
+@pytest.mark.parametrize("plan", CUT_IMAGE_PLANS)
 def test_vision_work_is_split_evenly_inside_each_pair(plan, world, outcomes):
     for case, outcome in outcomes(plan, world)[0][0].items():
         rows = outcome.patches[0]
@@ -104,7 +103,7 @@ def test_vision_work_is_split_evenly_inside_each_pair(plan, world, outcomes):
             assert max(rows) <= total / 2 + 4 * micro_batches
 
 
-@pytest.mark.parametrize("plan", FOLLOWED)
+@pytest.mark.parametrize("plan", FOLLOWED_PLANS)
 def test_twenty_steps_follow_one_process(plan, outcomes):
     found, expected = outcomes(plan, 2)[0][1], reference()[1]
     assert len(found.losses) == TRAINED_STEPS

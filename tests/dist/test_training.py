@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from model.config.config import Config
 from tests.batches import Builder, batches
+from tests.plan_names import MAIN_PLANS
 from tests.tiny import tiny_config
 from tests.training import Run, full, gradient_faults
 from vlshard import MeshShape, layout
 
 SEED = 7
-PLANS = ("baseline_dp", "vision_dp1", "vision_cp_colossal", "vision_cp_ulysses")
 TURNS = ("images on the first rank only", "images on the last rank only", "text only")
 
 
@@ -35,7 +35,7 @@ def turns_of_one_process():
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", MAIN_PLANS)
 def test_ranks_without_images_follow_the_others(plan, world, ranks):
     results = ranks(world).run(follow_turns, f"plans/{plan}.py", tiny_config().raw)
     expected = turns_of_one_process()
@@ -53,7 +53,7 @@ def text_only_step(plan, raw):
     return same
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", MAIN_PLANS)
 def test_text_only_steps_do_not_decay_the_vision_tower(plan, ranks):
     for same in ranks(2).run(text_only_step, f"plans/{plan}.py", tiny_config().raw):
         assert {unchanged for name, unchanged in same.items() if ".visual." in name} == {True}

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from model.config.config import Config
-from tests.plan_names import FOUR_RANKS_ONLY, MAIN_PLANS, OTHER_PLANS
+from tests.plan_names import EVERY_RANK_READS, FOUR_RANKS_ONLY, MAIN_PLANS, OTHER_PLANS
 from tests.tiny import tiny_config, tiny_raw
 from vlshard import Mesh, Plan, PlanError, fsdp, gather, hybrid, replicate, ring, ulysses
 from vlshard.plan.header import SampleFacts, make_headers
 from vlshard.plan.plan import load_plan
 from vlshard.storage.declared import Storage
 
-EVERY_RANK_READS = ("baseline_dp", "vision_dp1", "vision_hsdp")
 PATCHES = "(img@dp.home s)@cp c"
 TOKENS = "b@dp.home s@cp.zigzag m"
 
@@ -311,6 +310,11 @@ def test_plans_fit_even_worlds(name, world):
     bound = load_plan(f"plans/{name}.py", world).bind(tiny_config(), world)
     assert bound.data_ranks == (world if name in EVERY_RANK_READS else world // 2)
     assert bound.copies == 1
+
+
+def test_every_plan_is_gone_through():
+    files = {path.stem for path in Path("plans").glob("*.py") if "def plan(" in path.read_text()}
+    assert files == {"single", *MAIN_PLANS, *OTHER_PLANS}
 
 
 @pytest.mark.parametrize(("name", "world"), [("single", 2), ("vision_cp_ulysses", 3)])

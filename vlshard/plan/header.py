@@ -14,7 +14,7 @@ import numpy as np
 from vlshard.language import IntArray
 from vlshard.plan.facts import FactTable, Grid, SampleFacts
 
-__all__ = ["Grid", "SampleFacts", "Share", "StepHeader", "deal_rows", "make_headers", "whole_share"]
+__all__ = ["Grid", "SampleFacts", "Share", "StepHeader", "deal_rows", "make_headers"]
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,3 @@ class Share:
     positions: IntArray
     visual: bool
     copies: int = 1
-
-
-def whole_share(header: StepHeader) -> Share:
-    """The share of a process that holds everything: rows padded to the longest sample."""
-    samples, positions = np.indices((len(header.samples), header.longest))
-    return Share(np.arange(sum(header.segments)), samples, positions, header.visual)

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from model.data.inputs import build_inputs, images_touched, items_of
-from model.data.positions import mrope_positions, patch_coords, position_corners
 from model.data.sample import Sample, sample_facts
+from tests.positions import mrope_positions, patch_coords, position_corners
 from tests.tables import CONFIG, PACKED_FIRST, PACKED_SECOND, T1, T2, T3, T4
+from tests.tiny import whole_share
 from vlshard import MeshShape, Packing, layout
-from vlshard.plan.header import Share, make_headers, whole_share
+from vlshard.plan.header import Share, make_headers
 from vlshard.plan.tokens import token_places
 
 EMPTY = np.zeros(0, dtype=np.int64)

@@ -11,9 +11,8 @@ from model.data.inputs import build_inputs
 from model.data.loader import Loader, Reading
 from model.data.rows import RowError
 from model.data.sample import Sample
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, whole_share
 from vlshard.comm.agreement import AgreedError
-from vlshard.plan.header import whole_share
 from vlshard.plan.plan import load_plan
 
 CONFIG = tiny_config()

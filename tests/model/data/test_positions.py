@@ -12,7 +12,7 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from model.data.positions import mrope_positions, patch_coords, position_corners
+from tests.positions import mrope_positions, patch_coords, position_corners
 from tests.tables import CONFIG, RAW, ROWS
 from vlshard.plan.header import SampleFacts, StepHeader
 
