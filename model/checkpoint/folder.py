@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.headers import CheckpointError, Stored, Weights, read_weights
-from model.config import Config, Shape, clipped_lines
+from model.config import Config, Shape
+from vlshard.language import clipped_lines
 
 RELEASED, TRANSPOSED = "released", "transposed"
 MOST_OF_A_KIND = 12  # faults of one kind that a message lists

@@ -7,7 +7,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from model.config import OddFileError, clipped, odd_file, parse_json, read_json
+from model.config import OddFileError, odd_file, parse_json, read_json
+from vlshard.language import clipped
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -8,8 +8,6 @@ what is read at all.
 from model.config.config import ARCHITECTURE, Config, ConfigError, load_config
 from model.config.files import (
     OddFileError,
-    clipped,
-    clipped_lines,
     json_text,
     odd_file,
     parse_json,
@@ -26,8 +24,6 @@ __all__ = [
     "Shape",
     "TextConfig",
     "VisionConfig",
-    "clipped",
-    "clipped_lines",
     "json_text",
     "load_config",
     "odd_file",

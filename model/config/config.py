@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from model.config.files import clipped, clipped_lines, quoted, read_json
+from model.config.files import quoted, read_json
 from model.config.json_settings import Settings
 from model.config.sections import (
     MODEL_TYPE,
@@ -21,6 +21,7 @@ from model.config.sections import (
 )
 from model.config.shapes import Shape, layer_shapes, prefixed, vision_shapes
 from vlshard import Heads
+from vlshard.language import clipped, clipped_lines
 
 ARCHITECTURE = "Qwen3VLMoeForConditionalGeneration"
 MOST_PARAMETERS = 10**14

@@ -10,8 +10,7 @@ from os import stat as stat_of
 from pathlib import Path
 from typing import Any
 
-MOST_LETTERS = 160  # of one quote in a message
-MOST_LINES = 30  # of one message
+from vlshard.language import clipped
 
 KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -31,31 +30,12 @@ class OddFileError(OSError):
         self.strerror = text
 
 
-def clipped(value: object, most: int = MOST_LETTERS) -> str:
-    """A text, or what an object prints, short enough to be quoted: its middle is left out.
-
-    Args:
-      value: what is quoted.
-      most: letters that are kept.
-    """
-    text = str(value)
-    if len(text) <= most:
-        return text
-    return f"{text[: most // 2]}... ({len(text):,} characters) ...{text[-most // 4 :]}"
-
-
 def quoted(value: Any) -> str:
     """What a value is in Python, short enough for a message."""
     try:
         return clipped(repr(value))
     except ValueError:  # Python prints no integer of that many digits
         return "a number of thousands of digits"
-
-
-def clipped_lines(lines: list[str], most: int = MOST_LINES) -> list[str]:
-    """The first of many lines, and how many are left out."""
-    left = len(lines) - most
-    return lines if left < 1 else [*lines[:most], f"and {left:,} more"]
 
 
 def json_text(value: Any) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from model.config import Config, clipped, json_text, odd_file
+from model.config import Config, json_text, odd_file
 from model.data.control import Alphabet, ControlError, Controls
 from model.data.sample import IGNORED, Sample
 from model.data.template import Request, Template, TemplateError
+from vlshard.language import clipped
 from vlshard.plan import Grid
 
 MARK = "<image>"

@@ -7,7 +7,7 @@ from typing import Any
 from unicodedata import normalize
 from urllib.parse import unquote
 
-from model.config import clipped
+from vlshard.language import clipped
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 MOST_LETTERS = 4095  # of a path, on the systems that this runs on

@@ -11,9 +11,10 @@ from jaxtyping import Float
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from model.config import Config, clipped, odd_file
+from model.config import Config, odd_file
 from model.data.colours import ColourError, mode_fault, range_of, to_rgb
 from model.data.processor import ImageError, grid_of, load_processor, most_pixels, too_large
+from vlshard.language import clipped
 from vlshard.plan import Grid
 
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width

@@ -8,7 +8,8 @@ from typing import Any
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from model.config import Config, clipped, odd_file
+from model.config import Config, odd_file
+from vlshard.language import clipped
 from vlshard.plan import Grid
 
 SETTINGS = ("preprocessor_config.json", "processor_config.json")

@@ -7,11 +7,12 @@ from zlib import crc32
 
 import numpy as np
 
-from model.config import Config, clipped, json_text, odd_file, parse_json
+from model.config import Config, json_text, odd_file, parse_json
 from model.data.chat import ChatError, ChatTemplate
 from model.data.image_names import NameFault, image_paths, kind_of
 from model.data.images import ImageError, ImageReader
 from model.data.sample import Sample, sample_facts
+from vlshard.language import clipped
 from vlshard.plan import Grid
 
 CHAT_KEYS = ("messages", "images")

@@ -27,6 +27,7 @@ from vlshard.language.placements import (
     refuse,
     same_placements,
 )
+from vlshard.language.quotes import clipped, clipped_lines
 from vlshard.language.spec import NO_NEW_SUM, arrow, spec, spec_within
 from vlshard.language.syntax import Dim, Dots, Group, Int, Name, Spec, label, names_in, splits_in
 
@@ -59,6 +60,8 @@ __all__ = [
     "Spec",
     "SpecError",
     "arrow",
+    "clipped",
+    "clipped_lines",
     "coefficients",
     "counts",
     "cutting_axes",

@@ -4,6 +4,8 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from vlshard.language.quotes import MOST_TEXT, clipped, clipped_lines, window
+
 
 class Span(NamedTuple):
     """Characters ``start`` to ``stop - 1`` of a spec's text."""
@@ -42,15 +44,19 @@ class ShardError(ValueError):
         self.notes = tuple(notes)
 
     def __str__(self) -> str:
-        lines = [self.headline]
+        lines = [clipped(self.headline, MOST_TEXT)]
+        where = clipped(self.where) if self.where else ""
         if self.text is not None:
-            lead = f"{self.where}: " if self.where else ""
-            lines.append(lead + "".join(" " if c.isspace() else c for c in self.text))
+            lead = f"{where}: " if where else ""
+            marked = {i for start, stop in self.spans for i in range(start, stop)}
+            text, marked = window("".join(" " if c.isspace() else c for c in self.text), marked)
+            lines.append(lead + text)
             if self.spans:
-                lines.append(" " * len(lead) + underline(self.spans))
-        elif self.where:
-            lines.append(self.where)
-        return "\n  ".join([*lines, *self.notes])
+                lines.append(" " * len(lead) + underline(marked))
+        elif where:
+            lines.append(where)
+        notes = [clipped(note, MOST_TEXT) for note in self.notes]
+        return "\n  ".join([*lines, *clipped_lines(notes)])
 
 
 class SpecError(ShardError):
@@ -71,9 +77,8 @@ class PlanError(ShardError):
     __module__ = "vlshard"
 
 
-def underline(spans: Sequence[Span]) -> str:
-    """Carets under all the spans, as one line."""
-    marked = {i for start, stop in spans for i in range(start, stop)}
+def underline(marked: Collection[int]) -> str:
+    """Carets under all the marked characters, as one line."""
     return "".join("^" if i in marked else " " for i in range(max(marked, default=-1) + 1))
 
 

@@ -86,3 +86,25 @@ def test_edit_distance(a, b, distance):
 )
 def test_nearest_bounds_its_search(name, known, offer):
     assert nearest(name, known) == offer
+
+
+def test_long_texts_are_shown_around_the_culprit():
+    text = " ".join(f"d{i}" for i in range(2000))
+    error = LayoutError(
+        "a" * 10**6, text=f"{text} x@xp h", spans=[Span(len(text) + 3, len(text) + 5)]
+    )
+    headline, shown, carets = str(error).splitlines()
+    assert headline == f"{'a' * 200}... (1,000,000 characters) ...{'a' * 100}"
+    assert shown.startswith("  ...934 d1935 d1936 ")
+    assert shown.endswith(" d1998 d1999 x@xp h")
+    assert [i for i, letter in enumerate(carets) if letter == "^"] == [
+        shown.index("xp"),
+        shown.index("xp") + 1,
+    ]
+
+
+def test_many_notes_are_counted():
+    lines = str(PlanError("no", notes=["b" * 500, *["c"] * 2000])).splitlines()
+    assert len(lines) == 32
+    assert len(lines[1]) < 350
+    assert lines[-1] == "  and 1,971 more"
