@@ -13,12 +13,13 @@ from transformers import AutoTokenizer
 from model.config import Config, json_text, odd_file
 from model.data.control import Alphabet, ControlError, Controls
 from model.data.sample import IGNORED, Sample
-from model.data.template import Request, Template, TemplateError
+from model.data.template import Cut, Template, TemplateError
 from vlshard.language import clipped
 from vlshard.plan import Grid
 
 MARK = "<image>"
 MARKS = re.compile(r"(\\*)(<image>|<video>)")
+SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = ("system", "user", "assistant", "tool")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -131,17 +132,19 @@ class Chat:
         """
         turns = self._turns
         places = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-        asked: list[Request] = [(turns, False)]
+        cuts: list[Cut] = [(len(turns), False)]
         for i in places:
-            asked += [(turns[:i], True), (turns[: i + 1], False)]
-        text, *parts = self._render(asked)
+            cuts += [(i, True), *([(i + 1, False)] if i + 1 < len(turns) else [])]
+        text, *parts = self._render(turns, cuts)
         if isinstance(text, TemplateError):
             raise ChatError(f"the chat template refuses the messages: {clipped(text)}") from text
+        parts += [text] * (2 * len(places) - len(parts))  # through the last message
         pairs = zip(places, parts[::2], parts[1::2], strict=True)
         return text, [self._span(text, i, before, through) for i, before, through in pairs]
 
-    def _render(self, asked: list[Request]) -> list[str | TemplateError]:
-        found = self._template.render(asked)
+    def _render(self, turns: list[Turn], cuts: list[Cut]) -> list[str | TemplateError]:
+        """Respelt beginnings of a chat."""
+        found = self._template.render(turns, cuts)
         return [x if isinstance(x, TemplateError) else self._alphabet.respelt(x) for x in found]
 
     def _span(
@@ -173,14 +176,9 @@ class Chat:
         probe, end = self._alphabet.probe, self._alphabet.end
         other = {"role": "assistant", "content": probe}
         ask = {"role": "user", "content": probe}
-        found = self._render(
-            [
-                ([*self._turns[:i], other, *self._turns[i + 1 :]], False),
-                ([ask], False),
-                ([ask], True),
-                ([ask, other], False),
-            ]
-        )
+        turns = [*self._turns[:i], other, *self._turns[i + 1 :]]
+        found = self._render(turns, [(len(turns), False)])
+        found += self._render([ask, other], [(1, False), (1, True), (2, False)])
         whole, asked, opened, closed = ("" if isinstance(x, TemplateError) else x for x in found)
         closing = closed[closed.rfind(probe) + 1 :] if probe in closed else ""
         closing = closing[: closing.find(end) + 1]
@@ -254,7 +252,7 @@ def _check_messages(messages: Any) -> None:
             raise ChatError(f"message {i}: found role {role}, expected one of {', '.join(ROLES)}")
         if not isinstance(message["content"], str):
             raise ChatError(f"message {i}: expected the content as text with {MARK} for images")
-        if any("\ud800" <= letter <= "\udfff" for letter in message["content"]):
+        if SURROGATE.search(message["content"]):
             raise ChatError(f"message {i}: the content is no text, it has half a surrogate pair")
 
 

@@ -23,7 +23,8 @@ PATIENCE = 60.0  # until an answer, on however busy a machine
 MEGABYTES = 1024
 LETTERS = 2**26
 
-Request = tuple[Sequence[Mapping[str, Any]], bool]
+Messages = Sequence[Mapping[str, Any]]
+Cut = tuple[int, bool]
 
 
 class TemplateError(ValueError):
@@ -52,15 +53,16 @@ class Template:
         self._end: weakref.finalize[..., Any] | None = None
         self._lock = Lock()
 
-    def render(self, requests: Sequence[Request]) -> list[str | TemplateError]:
-        """Render several chats.
+    def render(self, messages: Messages, cuts: Sequence[Cut]) -> list[str | TemplateError]:
+        """Render the beginnings of a chat.
 
         Args:
-          requests: per chat, its messages and whether an assistant's turn is to be opened.
-        Returns: per chat, the text or why there is none.
+          messages: the chat.
+          cuts: how many messages each beginning has, and whether it opens an assistant's turn.
+        Returns: per beginning, the text or why there is none.
         """
         with self._lock:
-            answers = json.loads(self._ask(json.dumps(list(requests)).encode() + b"\n"))
+            answers = json.loads(self._ask(json.dumps([messages, cuts]).encode() + b"\n"))
         return [TemplateError(a["error"]) if "error" in a else a["text"] for a in answers]
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Renders a chat template in a process of its own, within limits of time and memory.
 
 Run as a script by ``template.py``; imports nothing of the project. Its first line of input says the
-template and what is known to it, each further one which chats to render; it answers a line a line.
+template and what is known to it, each further one a chat and which beginnings of it to render; it
+answers a line a line.
 """
 
 import json
@@ -136,9 +137,10 @@ def serve(given: dict[str, Any]) -> None:
     renderer = Renderer(given)
     for line in sys.stdin:
         answers: list[dict[str, str]] = []
-        for messages, prompt in json.loads(line):
+        messages, cuts = json.loads(line)
+        for count, prompt in cuts:
             late = bool(answers) and "late" in answers[-1]
-            render = partial(renderer.render, messages, prompt)
+            render = partial(renderer.render, messages[:count], prompt)
             answers.append(answers[-1] if late else answer(render, given))
         sys.stdout.write(json.dumps(answers) + "\n")
         sys.stdout.flush()

@@ -41,7 +41,7 @@ def test_templates_render_as_in_transformers(variables, source, prompt):
     (expected,), _ = render_jinja_template(
         [CHAT], chat_template=source, add_generation_prompt=prompt, **variables
     )
-    assert Template(source, variables).render([(CHAT, prompt)]) == [expected]
+    assert Template(source, variables).render(CHAT, [(2, prompt)]) == [expected]
 
 
 @pytest.fixture
@@ -78,14 +78,14 @@ ENDLESS = [
 
 @pytest.mark.parametrize(("source", "reason"), ENDLESS)
 def test_templates_have_an_end(strict, source, reason):
-    found = Template(source, {}).render([(CHAT, False)])
+    found = Template(source, {}).render(CHAT, [(2, False)])
     assert [type(x) for x in found] == [TemplateError]
     assert reason in str(found[0])
 
 
 def test_a_chat_that_fails_leaves_the_others(strict):
     source = "{{ 'a' * (2000000000 if add_generation_prompt else 3) }}"
-    first, second, third = Template(source, {}).render([(CHAT, False), (CHAT, True), ([], False)])
+    first, second, third = Template(source, {}).render(CHAT, [(2, False), (2, True), (0, False)])
     assert (first, str(second), third) == ("aaa", MEMORY, "aaa")
 
 
@@ -95,15 +95,15 @@ def test_a_process_that_hangs_is_ended_and_started_anew(monkeypatch):
     template = Template("{{ 10 ** (messages | length * 3000000) if messages }}a", {})
     begun = time.monotonic()
     with pytest.raises(TemplateError, match="stops its process: no answer in 1 seconds"):
-        template.render([(CHAT * 50, False)])
+        template.render(CHAT * 50, [(100, False)])
     assert time.monotonic() - begun < 20
     monkeypatch.setattr(limits, "PATIENCE", 60.0)
-    assert template.render([([], False)]) == ["a"]
+    assert template.render([], [(0, False)]) == ["a"]
 
 
 def test_the_process_ends_with_the_template():
     template = Template("a", {})
-    template.render([([], False)])
+    template.render([], [(0, False)])
     pid = template._process.pid
     assert os.path.exists(f"/proc/{pid}")
     del template
