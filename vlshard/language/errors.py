@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from vlshard.language.quotes import MOST_TEXT, clipped, clipped_lines, window
+from vlshard.language.quotes import clipped, clipped_each, clipped_lines, window
 
 
 class Span(NamedTuple):
@@ -44,7 +44,7 @@ class ShardError(ValueError):
         self.notes = tuple(notes)
 
     def __str__(self) -> str:
-        lines = [clipped(self.headline, MOST_TEXT)]
+        lines = [clipped_each(self.headline)]
         where = clipped(self.where) if self.where else ""
         if self.text is not None:
             lead = f"{where}: " if where else ""
@@ -55,8 +55,7 @@ class ShardError(ValueError):
                 lines.append(" " * len(lead) + underline(marked))
         elif where:
             lines.append(where)
-        notes = [clipped(note, MOST_TEXT) for note in self.notes]
-        return "\n  ".join([*lines, *clipped_lines(notes)])
+        return "\n  ".join([*lines, *clipped_lines([clipped_each(note) for note in self.notes])])
 
 
 class SpecError(ShardError):

@@ -20,6 +20,11 @@ def clipped(value: object, most: int = MOST_LETTERS) -> str:
     return f"{text[: most // 2]}... ({len(text):,} characters) ...{text[-most // 4 :]}"
 
 
+def clipped_each(text: str) -> str:
+    """A text of several lines, each of which is short enough."""
+    return "\n".join(clipped(line, MOST_TEXT) for line in text.split("\n"))
+
+
 def clipped_lines(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
     """The first of many lines, and how many are left out."""
     left = len(lines) - most

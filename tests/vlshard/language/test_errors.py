@@ -103,6 +103,10 @@ def test_long_texts_are_shown_around_the_culprit():
     ]
 
 
+def test_each_line_of_a_headline_of_several_may_be_as_long():
+    assert str(LayoutError("\n".join(["a" * 400] * 9))) == "\n".join(["a" * 400] * 9)
+
+
 def test_many_notes_are_counted():
     lines = str(PlanError("no", notes=["b" * 500, *["c"] * 2000])).splitlines()
     assert len(lines) == 32
