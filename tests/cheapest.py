@@ -1,8 +1,9 @@
 """The cheapest program between two specs, by exhaustive search.
 
 Written apart from the package, on the oracle's specs: every state and every step that the rules
-allow is looked at, with no bound, no axis that stays, and no dim taken for another. Costs are
-integers in units of a fraction of the tensor that makes all of them whole.
+allow is looked at, with no bound, no axis that stays, and no dim taken for another. Contiguous
+cuts of more than one axis count as one for each. Costs are integers in units of a fraction of the
+tensor that makes all of them whole.
 """
 
 import heapq
@@ -15,6 +16,9 @@ from tests import oracle
 from tests.oracle import Cut, Size
 
 KINDS = ("AllGather", "ReduceScatter", "AllToAll", "Slice", "AllReduce", "Exchange")
+INNER = {"plain": (), "pack": ("img", "s"), "fused": ("h", "d")}
+OUTER = {"plain": "", "pack": "all", "fused": "all"}
+SIGNS = {"h": "0", "d": "1", "img": "0", "s": "1", "": "", "all": ""}
 
 
 class State(NamedTuple):
@@ -44,6 +48,7 @@ class Rules:
         self.ranks = self.span(self.play)
         self.start, self.goal = self.state(src, dst), self.state(dst, dst)
         self.sides = [*zip(self.start.dims, self.goal.dims, strict=True)]
+        self.orders = [sorted({c.order for side in s for c in side if c.order}) for s in self.sides]
         self.sizes = [
             size if kind == "pack" and sum(size.lengths) else symbolic(kind, side, mesh)
             for kind, side, size in zip(self.kinds, self.sides, sizes, strict=True)
@@ -54,7 +59,7 @@ class Rules:
 
     def state(self, spec, dst):
         pending = frozenset(self.play) & {*spec.pending} - {*dst.pending}
-        return State(tuple(dim.cuts for dim in spec.dims), pending)
+        return State(tuple(map(apart, spec.dims)), pending)
 
     def span(self, axes):
         return prod(self.mesh[axis] for axis in axes)
@@ -62,85 +67,95 @@ class Rules:
     def share(self, dims):
         return self.unit // prod(self.span(cut.axes) for cuts in dims for cut in cuts)
 
-    def text(self, axes):
-        return oracle.joined(axes)
-
     # ------------------------------------------------------------ cuts of one dim
 
-    def one_more(self, i, cuts, free):
-        """The last cuts that a dim may get over free axes: the cut and all cuts with it."""
-        key = (i, cuts, free)
+    def one_more(self, i, cuts, axes):
+        """What a dim may be cut by just these axes besides, in any order of them."""
+        key = (i, cuts, axes)
         if key not in self.known:
-            self.known[key] = [*dict.fromkeys(self._one_more(i, cuts, free))]
+            self.known[key] = [*self._one_more(i, cuts, axes)]
         return self.known[key]
 
-    def _one_more(self, i, cuts, free):
-        sides = self.sides[i]
-        if self.kinds[i] == "pack":
-            for side in sides:
-                n = len(cuts)
-                if side[:n] == cuts and len(side) > n and {*side[n].axes} <= {*free}:
-                    yield side[n], side[: n + 1]
+    def _one_more(self, i, cuts, axes):
+        kind = self.kinds[i]
+        if kind == "pack":
+            found = {s[: len(cuts) + 1] for s in self.sides[i] if s[: len(cuts)] == cuts != s}
+            yield from ((s[-1].axes, s) for s in sorted(found, key=str) if {*s[-1].axes} == {*axes})
             return
-        for n in range(1, len(free) + 1):
-            for axes in permutations(free, n):
-                cut = Cut("" if self.kinds[i] == "plain" else "all", axes)
-                yield cut, (*cuts, cut)
-        for cut in (cut for side in sides for cut in side if cut.order):
-            home = sum(c.order == "home" for c in (*cuts, cut)) > 1
-            if {*cut.axes} <= {*free} and not home:
-                yield cut, (*cuts, cut)
-        for side in sides:
-            parts = [cut for cut in side if cut.slot in ("h", "d")]
-            if any(c.slot == "all" or c not in parts for c in cuts):
+        for order in permutations(axes):
+            yield order, self.sorted(i, (*cuts, *(Cut(OUTER[kind], (a,)) for a in order)))
+            for slot in INNER[kind]:
+                own = [cut for cut in cuts if cut.slot == slot]
+                ranks = prod(self.span(cut.axes) for cut in own) * self.span(order)
+                limits = [self.by(side, slot) for side in self.sides[i]]
+                if any(n % ranks == 0 for n in limits) and all(c.slot != "all" for c in cuts):
+                    more = (*cuts, *(Cut(slot, (a,)) for a in order))
+                    yield order, self.sorted(i, more)
+            for name in self.orders[i]:
+                homes = [c for side in self.sides[i] for c in side if c.order == "home"]
+                fits = any(self.span(c.axes) % self.span(order) == 0 for c in homes)
+                once = all(cut.order != "home" for cut in cuts)
+                if name != "home" or (fits and once):
+                    yield order, (*cuts, Cut(OUTER[kind], order, name))
+
+    def by(self, cuts, slot):
+        """By how many ranks cuts deal a factor."""
+        return prod(self.span(cut.axes) for cut in cuts if cut.slot == slot)
+
+    def sorted(self, i, cuts):
+        slots = (*INNER[self.kinds[i]], OUTER[self.kinds[i]])
+        return tuple(sorted(cuts, key=lambda cut: slots.index(cut.slot)))
+
+    def less(self, i, cuts):
+        """The last cuts that may be undone: their axes and what is left."""
+        if self.kinds[i] == "pack":
+            yield from [(cuts[-1].axes, cuts[:-1])] if cuts else []
+            return
+        for slot in (*INNER[self.kinds[i]], OUTER[self.kinds[i]]):
+            own = [cut for cut in cuts if cut.slot == slot]
+            if not own or (slot in ("h", "d") and any(cut.slot == "all" for cut in cuts)):
                 continue
-            for new in parts:
-                more = [cut for cut in parts if cut in cuts or cut == new]
-                last = [cut for cut in more if cut.slot == new.slot][-1] == new
-                if new not in cuts and {*new.axes} <= {*free} and last:
-                    yield new, tuple(more)
+            run = 1
+            while not own[-1].order and run < len(own) and not own[-1 - run].order:
+                run += 1
+            for n in range(1, run + 1):
+                gone = own[-n:]
+                left = tuple(cut for cut in cuts if cut not in gone)
+                yield tuple(axis for cut in gone for axis in cut.axes), left
 
-    def one_less(self, i, cuts):
-        """The cuts that may be undone: each with what is left."""
-        for k, cut in enumerate(cuts):
-            later = cuts[k + 1 :]
-            if self.kinds[i] == "fused":
-                last = all(c.slot not in (cut.slot, "all") for c in later)
-            else:
-                last = not later
-            if last:
-                yield cut, (*cuts[:k], *later)
-
-    def all_cuts(self, i, free):
+    def all_cuts(self, i, axes):
         """All that a dim may have over some axes."""
-        key = (i, free)
+        key = (i, axes)
         if key not in self.known:
             found, new = {()}, [()]
             while new:
                 cuts = new.pop()
                 used = {axis for cut in cuts for axis in cut.axes}
-                left = tuple(axis for axis in free if axis not in used)
-                more = {after for _, after in self.one_more(i, cuts, left)} - found
-                # A part may get a cut before the whole has one, not after it.
-                found |= more
-                new += more
+                left = tuple(axis for axis in axes if axis not in used)
+                for some in subsets(left):
+                    more = {after for _, after in self.one_more(i, cuts, some)} - found
+                    found |= more
+                    new += more
             self.known[key] = sorted(found, key=str)
         return self.known[key]
 
-    def exchangeable(self, i, before, after):
-        if before == after:
-            return False
-        if self.kinds[i] == "pack" or any(cut.order for cut in before + after):
-            return True
-        common = {a for c in before for a in c.axes} & {a for c in after for a in c.axes}
-        here, there = (
-            [(c.slot, left) for c in cuts if (left := [a for a in c.axes if a in common])]
-            for cuts in (before, after)
+    def goes_on(self, i, cuts, more):
+        """Whether slices lead from some cuts to others."""
+        if self.kinds[i] == "pack" or cuts == more:
+            return cuts == more
+        for slot in (*INNER[self.kinds[i]], OUTER[self.kinds[i]]):
+            own, longer = ([cut for cut in side if cut.slot == slot] for side in (cuts, more))
+            if longer[: len(own)] != own:
+                return False
+            if longer != own and slot in ("h", "d") and any(c.slot == "all" for c in cuts):
+                return False
+        return True
+
+    def written(self, cuts):
+        """Cuts as text."""
+        return "".join(
+            f"{SIGNS[c.slot]}@{' '.join(c.axes)}" + (f".{c.order}" if c.order else "") for c in cuts
         )
-        if [a for _, axes in here for a in axes] != [a for _, axes in there for a in axes]:
-            return True
-        begun = {side[:n] for side in self.sides[i] for n in range(len(side) + 1)}
-        return here != there and bool({before, after} & begun)
 
     # ------------------------------------------------------------ steps
 
@@ -149,46 +164,38 @@ class Rules:
         dims, pending = state
         used = {axis for cuts in dims for cut in cuts for axis in cut.axes} | pending
         free = tuple(axis for axis in self.play if axis not in used)
+        summed = tuple(axis for axis in self.play if axis in pending)
         share = self.share(dims)
         for i, cuts in enumerate(dims):
-            for cut, less in self.one_less(i, cuts):
-                n, over = self.span(cut.axes), self.text(cut.axes)
-                without = put(dims, i, less)
+            label = self.labels[i]
+            for axes, left in self.less(i, cuts):
+                n, over, without = self.span(axes), oracle.joined(axes), put(dims, i, left)
                 even = (n - 1) * share
-                yield even, even, 0, f"AllGather {self.labels[i]} over {over}", without, pending
+                text = (f"AllGather {label} over {over}", self.written(left))
+                yield even, even, 0, text, without, pending
                 for j, others in enumerate(dims):
-                    for new, more in self.one_more(j, others, cut.axes) if j != i else ():
-                        if new.axes == cut.axes:
-                            text = f"AllToAll {self.labels[i]} -> {self.labels[j]} over {over}"
-                            cost = even // n
-                            yield cost, cost, 2, text, put(without, j, more), pending
-            for cut, more in self.one_more(i, cuts, free):
-                text = f"Slice {self.labels[i]} over {self.text(cut.axes)}"
-                yield 0, 0, 3, text, put(dims, i, more), pending
-            summed = tuple(axis for axis in self.play if axis in pending)
-            for cut, more in self.one_more(i, cuts, summed):
-                text = f"ReduceScatter {self.labels[i]} over {self.text(cut.axes)}"
-                cost = share - share // self.span(cut.axes)
-                yield cost, cost, 1, text, put(dims, i, more), pending - {*cut.axes}
+                    for _, more in self.one_more(j, others, axes) if j != i else ():
+                        words = f"AllToAll {label} -> {self.labels[j]} over {over}"
+                        text = (words, self.written(left), self.written(more))
+                        yield even // n, even // n, 2, text, put(without, j, more), pending
+            for some in subsets(free):
+                for axes, more in self.one_more(i, cuts, some):
+                    text = (f"Slice {label} over {oracle.joined(axes)}", self.written(more))
+                    yield 0, 0, 3, text, put(dims, i, more), pending
+            for some in subsets(summed):
+                cost = share - share // self.span(some)
+                for axes, more in self.one_more(i, cuts, some):
+                    text = (f"ReduceScatter {label} over {oracle.joined(axes)}", self.written(more))
+                    yield cost, cost, 1, text, put(dims, i, more), pending - {*some}
             own = {axis for cut in cuts for axis in cut.axes}
-            left = tuple(axis for axis in self.play if axis in own or axis in free)
-            for after in self.all_cuts(i, left):
-                if self.exchangeable(i, cuts, after):
+            for after in self.all_cuts(i, tuple(a for a in self.play if a in own or a in free)):
+                if not (self.goes_on(i, cuts, after) or self.goes_on(i, after, cuts)):
                     most, mean, axes = self.exchange(i, cuts, after, share)
-                    text = f"Exchange {self.labels[i]} over {' '.join(axes)}"
+                    text = (f"Exchange {label} over {' '.join(axes)}", self.written(after))
                     yield most, mean, 5, text, put(dims, i, after), pending
-        for k in range(1, len(pending) + 1):
-            for some in permutations(sorted(pending, key=self.play.index), k):
-                if list(some) == sorted(some, key=self.play.index):
-                    cost = 2 * (share - share // self.span(some))
-                    yield (
-                        cost,
-                        cost,
-                        4,
-                        f"AllReduce over {self.text(some)}",
-                        dims,
-                        pending - {*some},
-                    )
+        for some in subsets(summed):
+            cost = 2 * (share - share // self.span(some))
+            yield cost, cost, 4, (f"AllReduce over {oracle.joined(some)}",), dims, pending - {*some}
 
     def exchange(self, i, before, after, share):
         """Cost of an exchange by index: most of any rank, mean of all, and its axes."""
@@ -202,6 +209,25 @@ class Rules:
         rows = total(self.kinds[i], self.sizes[i])
         row = share * prod(self.span(cut.axes) for cut in before) // rows
         return most * row, all_rows * row // ranks, axes
+
+
+def apart(dim):
+    """The cuts of a dim, contiguous ones for each axis; packed dims as they are written."""
+    if dim.kind == "pack":
+        return dim.cuts
+    found = []
+    for cut in dim.cuts:
+        found += [cut] if cut.order else [Cut(cut.slot, (axis,)) for axis in cut.axes]
+    return tuple(found)
+
+
+def subsets(axes):
+    """Some of the axes, in order: all ways but none."""
+    return [
+        tuple(a for a, take in zip(axes, taken, strict=True) if take)
+        for taken in product((0, 1), repeat=len(axes))
+        if any(taken)
+    ]
 
 
 def put(dims, i, cuts):
@@ -265,10 +291,28 @@ def cheapest(src, dst, mesh, sizes):
             continue
         done.add(state)
         if state == rules.goal:
-            return Cheapest(cost, mean, rules.unit, texts, len(done))
+            steps = tuple(text[0] for text in texts)
+            return Cheapest(cost, mean, rules.unit, steps, len(done))
         for more, more_mean, kind, text, dims, pending in rules.steps(state):
             after = State(dims, pending)
             if after not in done:
                 number += 1
                 label = (cost + more, mean + more_mean, length + 1, (*kinds, kind), (*texts, text))
                 heapq.heappush(heap, (*label, number, after))
+
+
+def costs_from(rules):
+    """What the cheapest programs cost from the first side to every state, at most to ``limit``."""
+    heap, found = [(0, 0, rules.start)], {}
+    number = 0
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state in found:
+            continue
+        found[state] = cost
+        for more, _, _, _, dims, pending in rules.steps(state):
+            after = State(dims, pending)
+            if after not in found:
+                number += 1
+                heapq.heappush(heap, (cost + more, number, after))
+    return found

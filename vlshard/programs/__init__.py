@@ -1,8 +1,9 @@
 """Layout to layout: the steps that move a tensor, what they cost, and who sends which rows.
 
-`transition` is the door: it reads two specs as `states`, `search` finds the cheapest way through
-`program_space`, whose steps (`steps`) are priced there and in `exchange_cost`. `routes` says what
-a step means for one rank, as `moves`: rows by index. Integers only; nothing is sent here.
+`transition` is the door: it reads two specs as `states`, `way` has `search` find the cheapest way
+through `program_space`, whose steps are priced there and in `exchange_cost`, and `spelling` chooses
+how its cuts are written. `routes` says what a step means for one rank, as `moves`: rows by index.
+Integers only; nothing is sent here.
 """
 
 from vlshard.programs.moves import Moves, Positions, plan_moves

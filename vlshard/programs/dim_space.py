@@ -1,26 +1,35 @@
-"""The cuts that one dim may have on the way between two layouts.
+"""The cuts that one dim may have on the way between two layouts, and what a step makes of them.
 
-- A plain dim, and a fused one as a whole, may be cut contiguously over any axes, joined or nested,
-  whatever the sides write; with an order only as a side writes it (axes and order together).
-- A part of a fused dim is cut as one of the sides cuts it, or with some of those cuts left out,
-  never half as the one and half as the other: so it can be dealt whole if the sides can.
+Joined cuts in contiguous blocks count as one for each axis: at sizes that divide ``s@(dp cp)`` is
+``s@dp@cp``, and ``spelling`` chooses afterwards. What is cut one after another so, on one part of a
+dim, is a sequence of axes; a cut with an order ends it.
+
+- A plain dim, and a fused one as a whole, may have sequences over any axes. Between them stand cuts
+  with those orders that a side has on the dim, over any axes joined; by home at most one, over a
+  number of ranks that divides that of a side, so a Packing that says where is home will do.
+- A factor of a fused dim is cut by a number of ranks that divides what a side cuts it by, so it can
+  be dealt whole if the sides can.
 - A packed dim has the cuts of a side, or those with the last ones taken away.
-- Cuts that both sides have, and before which nothing changes, stay.
 
-An exchange may make any of these of any other, over axes that nothing else uses, where the dim is
-packed, a cut before or after it is ordered, or axes that both have come in another order. Where
-they are only joined otherwise, or cut another part, one of the two must be the cuts of a side or
-those with the last ones taken away. Where four axes and more could be cut anew, what an exchange
-makes must be so in any case.
+Steps undo the last axes of a sequence, or one cut with an order, where nothing is cut afterwards of
+what it left, and cut so again. An exchange makes any cuts of any others, but where the ones are the
+others with more behind them, which is a slice or a gather.
+
+The ``narrow`` rules are for many axes: contiguous blocks are joined only as a side joins them,
+orders go with the axes that a side gives them, and an exchange that might cut over four axes and
+more leads to the cuts of a side, or those with the last ones taken away.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import combinations
+from itertools import combinations, permutations
+from math import prod
 from typing import NamedTuple
 
+from vlshard.language import Dim, Group
 from vlshard.programs.states import Axes, Cut, Cuts, used_axes
 
+Part = tuple[int, ...]
 MANY = 4
 
 
@@ -33,190 +42,264 @@ class Kind(Enum):
     PACKED = "packed"
 
 
-class Edge(NamedTuple):
-    """One cut more or one less.
-
-    Attributes:
-      axes: the axes of the cut.
-      mask: the same, as bits.
-      cuts: number of the cuts that come of it.
-    """
+class Undone(NamedTuple):
+    """The last cuts less: their axes, the same as bits, and the number of what is left."""
 
     axes: Axes
     mask: int
+    left: int
+
+
+class Landed(NamedTuple):
+    """Cuts more: their axes, and the number of all."""
+
+    axes: Axes
     cuts: int
 
 
-class DimSpace:
-    """All cuts that a dim may have, numbered as they are met.
+class DimRules(NamedTuple):
+    """What cuts a dim may have; equal ones share their tables.
 
     Attributes:
-      label: the dim as steps name it.
       kind: how it is made.
-      sides: its cuts before and after.
-      frozen: those that stay.
+      dim: its brackets, without names and splits.
+      orders: those that a side has on it.
+      homes: by how many ranks a side cuts it by home.
+      limits: for each factor that is cut, by how many ranks on either side.
+      written: the cuts of both sides, where they restrict: on packed dims, and by narrow rules.
+      joins: for narrow rules, the axes that one step may cut by, joined; None for any.
+      axes: the parts of the mesh that are movable, and the ranks of all that are cut.
     """
 
-    def __init__(
-        self,
-        label: str,
-        kind: Kind,
-        sides: tuple[Cuts, Cuts],
-        bits: Mapping[str, int],
-        joins: Sequence[Axes],
-    ) -> None:
-        """Prepare.
+    kind: Kind
+    dim: Dim
+    orders: tuple[str, ...]
+    homes: tuple[int, ...]
+    limits: tuple[tuple[Part, tuple[int, int]], ...]
+    written: tuple[Cuts, ...]
+    joins: tuple[Axes, ...] | None
+    axes: tuple[str, ...]
+    ranks: tuple[tuple[str, int], ...]
 
-        Args:
-          label: the dim as steps name it.
-          kind: how it is made.
-          sides: its cuts before and after.
-          bits: one bit for each axis that may be cut anew somewhere.
-          joins: which of these axes a contiguous cut may be over.
-        """
-        self.label, self.kind, self.sides = label, kind, sides
-        self.frozen = frozen_cuts(kind, *sides)
-        self._bits = bits
-        ordered = [c for side in sides for c in side if c.order and c not in self.frozen]
-        outer = (*(Cut((), axes) for axes in joins), *dict.fromkeys(ordered))
-        self._applicable = [(cut, self._mask(cut.axes)) for cut in outer]
-        self._kept = tuple(cut for cut in sides[0] if cut in self.frozen)
-        self._written = {side[:n]: None for side in sides for n in range(len(side) + 1)}
-        self._plainly = kind is Kind.PLAIN and not ordered
+
+class DimSpace:
+    """All cuts that a dim may have, numbered as they are met."""
+
+    def __init__(self, rules: DimRules) -> None:
+        self.rules = rules
+        self._bits = {axis: 1 << i for i, axis in enumerate(rules.axes)}
+        self._ranks = dict(rules.ranks)
+        self._limits = dict(rules.limits)
+        self._parts = [*_parts(rules.dim, ())] if rules.kind is Kind.FUSED else [()]
+        self._place = {part: i for i, part in enumerate(self._parts)}
+        self._starts = dict.fromkeys(
+            side[:n] for side in rules.written for n in range(len(side) + 1)
+        )
+        self._ordered = [c for side in rules.written for c in side if c.order]
         self._numbers: dict[Cuts, int] = {}
         self._cuts: list[Cuts] = []
         self._masks: list[int] = []
-        self._shorter: dict[int, tuple[Edge, ...]] = {}
-        self._longer: dict[int, tuple[Edge, ...]] = {}
-        self._exchanges: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._arrangements: dict[int, tuple[Cuts, ...]] = {}
+        self._texts: list[str] = []
+        self._undone: dict[int, tuple[Undone, ...]] = {}
+        self._landed: dict[tuple[int, int], tuple[Landed, ...]] = {}
+        self._exchanged: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._over: dict[tuple[int, Cuts], tuple[Cuts, ...]] = {}
 
     def number(self, cuts: Cuts) -> int:
         """The number of some cuts."""
-        if cuts not in self._numbers:
-            self._numbers[cuts] = len(self._cuts)
+        found = self._numbers.get(cuts)
+        if found is None:
+            found = self._numbers[cuts] = len(self._cuts)
             self._cuts.append(cuts)
-            self._masks.append(self._mask(used_axes(cuts)))
-        return self._numbers[cuts]
+            self._masks.append(self._mask(cuts))
+            self._texts.append("".join(map(_text, cuts)))
+        return found
 
     def cuts(self, number: int) -> Cuts:
         """The cuts of a number."""
         return self._cuts[number]
 
     def mask(self, number: int) -> int:
-        """The axes of some cuts, as bits, without those that stay."""
+        """The movable axes of some cuts, as bits."""
         return self._masks[number]
 
-    def shorter(self, number: int) -> tuple[Edge, ...]:
-        """What can be had by undoing one cut."""
-        if number not in self._shorter:
-            cuts = self._cuts[number]
-            self._shorter[number] = tuple(
-                Edge(cut.axes, self._mask(cut.axes), self.number((*cuts[:i], *cuts[i + 1 :])))
-                for i, cut in enumerate(cuts)
-                if cut not in self.frozen and _applies_last(cut, cuts[i + 1 :], self.kind)
+    def text(self, number: int) -> str:
+        """Some cuts as text, by which programs that cost as much are told apart."""
+        return self._texts[number]
+
+    # ------------------------------------------------------------ steps
+
+    def undone(self, number: int) -> tuple[Undone, ...]:
+        """What can be had by undoing the last cuts."""
+        found = self._undone.get(number)
+        if found is None:
+            found = self._undone[number] = tuple(self._less(self._cuts[number]))
+        return found
+
+    def _less(self, cuts: Cuts) -> Iterator[Undone]:
+        """The last cuts of each part, one more at a time."""
+        parts = dict.fromkeys(cut.part for cut in cuts)
+        if self.rules.kind is Kind.PACKED:
+            parts = dict.fromkeys(cut.part for cut in cuts[-1:])
+        for part in parts:
+            own = [i for i, cut in enumerate(cuts) if cut.part == part]
+            if any(_encloses(cut.part, part) for cut in cuts) or not own:
+                continue
+            for n, i in enumerate(reversed(own), 1):
+                axes = used_axes(cuts[i : i + n])
+                mask = self._mask(cuts[i : i + n])
+                if self._staying(cuts[i : i + 1]) or (n > 1 and cuts[i].order):
+                    break
+                yield Undone(axes, mask, self.number((*cuts[:i], *cuts[i + n :])))
+                if cuts[i].order or self.rules.kind is Kind.PACKED:
+                    break
+
+    def landed(self, number: int, mask: int) -> tuple[Landed, ...]:
+        """What can be had by cutting once more, over just these axes."""
+        key = (number, mask)
+        found = self._landed.get(key)
+        if found is None:
+            made = self._more(self._cuts[number], self._axes(mask))
+            found = self._landed[key] = tuple(
+                Landed(axes, self.number(cuts)) for axes, cuts in made
             )
-        return self._shorter[number]
+        return found
 
-    def longer(self, number: int) -> tuple[Edge, ...]:
-        """What can be had by one cut more."""
-        if number not in self._longer:
-            used = self._masks[number]
-            edges = [
-                Edge(axes, mask, self.number(cuts))
-                for axes, mask, cuts in self._extended(self._cuts[number])
-                if not mask & used
-            ]
-            self._longer[number] = tuple(dict.fromkeys(edges))
-        return self._longer[number]
+    def _more(self, cuts: Cuts, axes: Axes) -> Iterator[tuple[Axes, Cuts]]:
+        """Cuts with more behind them over some axes, in any order of the axes."""
+        kind = self.rules.kind
+        if kind is Kind.PACKED:
+            for start in self._starts:
+                if start[:-1] == cuts and start and {*start[-1].axes} == {*axes}:
+                    yield start[-1].axes, start
+            return
+        if kind is Kind.FIXED:
+            return
+        for some in self._in_order(axes):
+            for part in self._parts:
+                if self._allows(part, cuts, some):
+                    yield some, self._with(cuts, part, [Cut(part, (axis,)) for axis in some])
+        for cut in self._with_order(axes):
+            if cut.order != "home" or self._goes_home(cut, cuts):
+                yield cut.axes, self._with(cuts, (), [cut])
 
-    def exchanges(self, number: int, free: int) -> tuple[int, ...]:
+    def _goes_home(self, cut: Cut, cuts: Cuts) -> bool:
+        """Whether rows may be brought home: once, and where a Packing for the sides says so."""
+        ranks = prod(self._ranks[axis] for axis in cut.axes)
+        return any(limit % ranks == 0 for limit in self.rules.homes) and all(
+            other.order != "home" for other in cuts
+        )
+
+    def _in_order(self, axes: Axes) -> Iterable[Axes]:
+        """The orders in which a step may cut by some axes in contiguous blocks."""
+        joins = self.rules.joins
+        if joins is None:
+            return permutations(axes)
+        return [axes] if len(axes) == 1 else [some for some in joins if {*some} == {*axes}]
+
+    def _with_order(self, axes: Axes) -> Iterator[Cut]:
+        """The cuts with an order over some axes."""
+        if self.rules.joins is not None:
+            yield from (cut for cut in self._ordered if {*cut.axes} == {*axes})
+        elif self.rules.orders:
+            for some in permutations(axes):
+                yield from (Cut((), some, order) for order in self.rules.orders)
+
+    def _allows(self, part: Part, cuts: Cuts, axes: Axes) -> bool:
+        """Whether a part may be cut over more axes."""
+        if not part:
+            return True
+        if part not in self._limits or any(_encloses(cut.part, part) for cut in cuts):
+            return False
+        own = used_axes([cut for cut in cuts if cut.part == part])
+        ranks = prod(self._ranks[axis] for axis in (*own, *axes))
+        return any(limit % ranks == 0 for limit in self._limits[part])
+
+    def _with(self, cuts: Cuts, part: Part, more: Sequence[Cut]) -> Cuts:
+        """Cuts with more behind those of a part."""
+        if not part:
+            return (*cuts, *more)
+        place = self._place[part]
+        at = sum(self._place[cut.part] <= place for cut in cuts)
+        return (*cuts[:at], *more, *cuts[at:])
+
+    def exchanged(self, number: int, free: int) -> tuple[int, ...]:
         """What one exchange can make of some cuts, over their axes and free ones.
 
         Args:
           number: the cuts before.
           free: axes that nothing uses, as bits.
         """
-        key = (number, free)
-        if self.kind is Kind.FIXED or (self._plainly and self._masks[number].bit_count() < 2):
+        before = self._cuts[number]
+        if self.rules.kind is Kind.FIXED or not before:
             return ()
-        if key not in self._exchanges:
-            before = self._cuts[number]
-            found = self._within(self._masks[number] | free)
-            made = [after for after in found if self._exchangeable(before, after)]
-            self._exchanges[key] = tuple(map(self.number, dict.fromkeys(made)))
-        return self._exchanges[key]
+        key = (number, free)
+        found = self._exchanged.get(key)
+        if found is None:
+            mask = self._masks[number] | free
+            many = self.rules.joins is not None and mask.bit_count() >= MANY
+            narrow = self.rules.kind is Kind.PACKED or many
+            targets: Iterable[Cuts] = self._starts if narrow else self._all_over(mask, before)
+            staying = self._staying(before)
+            found = self._exchanged[key] = tuple(
+                self.number(after)
+                for after in targets
+                if not self._mask(after) & ~mask
+                and staying == self._staying(after)
+                and not self._goes_on(before, after)
+                and not self._goes_on(after, before)
+            )
+        return found
 
-    def _exchangeable(self, before: Cuts, after: Cuts) -> bool:
-        """Whether an exchange may lead from some cuts to others."""
-        if before == after:
-            return False
-        if self.kind is Kind.PACKED or any(cut.order for cut in (*before, *after)):
-            return True
-        common = {*used_axes(before)} & {*used_axes(after)}
-        stands, stood = _standing(before, common), _standing(after, common)
-        if _order(stands) != _order(stood):
-            return True
-        return stands != stood and (before in self._written or after in self._written)
+    def _goes_on(self, cuts: Cuts, more: Cuts) -> bool:
+        """Whether some cuts are others, or those with more behind them."""
+        if self.rules.kind is Kind.PACKED:
+            return cuts == more
+        for part in self._parts:
+            own, longer = ([cut for cut in side if cut.part == part] for side in (cuts, more))
+            if longer[: len(own)] != own:
+                return False
+            if len(longer) > len(own) and any(_encloses(cut.part, part) for cut in cuts):
+                return False
+        return True
 
-    def _extended(self, cuts: Cuts) -> Iterator[tuple[Axes, int, Cuts]]:
-        """Cuts with one more that applies last, on the dim or on a part of it; its axes first."""
-        if self.kind is Kind.PACKED:
-            for side in self.sides:
-                if side[: len(cuts)] == cuts and len(side) > len(cuts):
-                    axes = side[len(cuts)].axes
-                    yield axes, self._mask(axes), side[: len(cuts) + 1]
-        elif self.kind is not Kind.FIXED:
-            for cut, mask in self._applicable:
-                if not cut.order or _one_home((*cuts, cut)):
-                    yield cut.axes, mask, (*cuts, cut)
-        if self.kind is Kind.FUSED:
-            for cut, more in self._extended_parts(cuts):
-                yield cut.axes, self._mask(cut.axes), more
+    def _all_over(self, mask: int, before: Cuts) -> tuple[Cuts, ...]:
+        """All cuts that the dim may have over some of the axes, behind those that stay."""
+        kept = tuple(cut for cut in before if not self._mask((cut,)))
+        key = (mask, kept)
+        if key not in self._over:
+            found: dict[Cuts, None] = {kept: None}
+            new: list[Cuts] = [kept]
+            while new:
+                cuts = new.pop()
+                left = [axis for axis in self._axes(mask) if axis not in used_axes(cuts)]
+                most = len(left) if self.rules.orders else min(len(left), 1)
+                for n in range(1, most + 1):
+                    for axes in combinations(left, n):
+                        for _, more in self._more(cuts, axes):
+                            if more not in found:
+                                found[more] = None
+                                new.append(more)
+            self._over[key] = tuple(found)
+        return self._over[key]
 
-    def _extended_parts(self, cuts: Cuts) -> Iterator[tuple[Cut, Cuts]]:
-        """Cuts of a fused dim with one more of those that a side has on its parts."""
-        inner, outer = _inner(cuts), _outer(cuts)
-        for side in map(_inner, self.sides):
-            if not {*inner} <= {*side}:
-                continue
-            for new in side:
-                more = tuple(cut for cut in side if cut in inner or cut == new)
-                later = more[more.index(new) + 1 :]
-                if new not in inner and _applies_last(new, (*later, *outer), self.kind):
-                    yield new, (*more, *outer)
+    # ------------------------------------------------------------ axes
 
-    def _within(self, mask: int) -> Iterator[Cuts]:
-        """All cuts that the dim may have over some axes, besides those that stay."""
-        if self.kind is Kind.PACKED or mask.bit_count() >= MANY:
-            for cuts in self._written:
-                if self.frozen <= {*cuts} and not self._mask(used_axes(cuts)) & ~mask:
-                    yield cuts
-            return
-        kept, still = _inner(self._kept), _outer(self._kept)
-        for inner in dict.fromkeys(cuts for side in self.sides for cuts in _subsets(_inner(side))):
-            own = self._mask(used_axes(inner))
-            if {*kept} <= {*inner} and not own & ~mask:
-                for outer in self._arranged(mask & ~own):
-                    yield (*inner, *still, *outer)
+    def _axes(self, mask: int) -> Axes:
+        """The axes of bits, in mesh order."""
+        return tuple(axis for axis, bit in self._bits.items() if bit & mask)
 
-    def _arranged(self, mask: int) -> tuple[Cuts, ...]:
-        """All sequences of cuts of the whole dim over some axes."""
-        if mask not in self._arrangements:
-            found: list[Cuts] = [()]
-            for cut, own in self._applicable:
-                if not own & ~mask:
-                    found += [(cut, *rest) for rest in self._arranged(mask & ~own)]
-            self._arrangements[mask] = tuple(cuts for cuts in found if _one_home(cuts))
-        return self._arrangements[mask]
+    def _mask(self, cuts: Cuts) -> int:
+        """The movable axes of cuts, as bits."""
+        return sum(self._bits.get(axis, 0) for axis in used_axes(cuts))
 
-    def _mask(self, axes: Sequence[str]) -> int:
-        """Axes as bits."""
-        return sum(self._bits.get(axis, 0) for axis in axes)
+    def _staying(self, cuts: Cuts) -> list[str]:
+        """The axes of cuts that are not movable."""
+        return [axis for axis in used_axes(cuts) if axis not in self._bits]
 
 
 def frozen_cuts(kind: Kind, src: Cuts, dst: Cuts) -> frozenset[Cut]:
-    """The cuts that both sides have and before which nothing changes; a program leaves them."""
+    """The cuts that both sides have and before which nothing changes; narrow rules leave them."""
     if kind is not Kind.FUSED:
         same = [a == b for a, b in zip(src, dst, strict=False)]
         return frozenset(src[: same.index(False) if False in same else len(same)])
@@ -229,44 +312,31 @@ def frozen_cuts(kind: Kind, src: Cuts, dst: Cuts) -> frozenset[Cut]:
     return frozenset(found)
 
 
-def _applies_last(cut: Cut, later: Sequence[Cut], kind: Kind) -> bool:
-    """Whether none of the cuts after one applies to what it left."""
-    if kind is not Kind.FUSED:
-        return not later
-    return not any(cut.part == c.part or _encloses(c.part, cut.part) for c in later)
+def limits_of(sides: tuple[Cuts, Cuts], ranks: Mapping[str, int]) -> dict[Part, tuple[int, int]]:
+    """By how many ranks each side cuts each factor that one of them cuts."""
+    parts = dict.fromkeys(cut.part for side in sides for cut in side if cut.part)
+    cut_by = [
+        {p: prod(ranks[a] for a in used_axes([c for c in side if c.part == p])) for p in parts}
+        for side in sides
+    ]
+    return {part: (cut_by[0][part], cut_by[1][part]) for part in parts}
 
 
-def _encloses(outer: tuple[int, ...], inner: tuple[int, ...]) -> bool:
+def _parts(dim: Dim, part: Part) -> Iterator[Part]:
+    """The parts of a dim that can be cut, in the order in which their cuts apply."""
+    if isinstance(dim, Group):
+        for i, item in enumerate(dim.items):
+            yield from _parts(item, (*part, i))
+    yield part
+
+
+def _encloses(outer: Part, inner: Part) -> bool:
     """Whether a part stands inside another one."""
     return len(outer) < len(inner) and inner[: len(outer)] == outer
 
 
-def _one_home(cuts: Cuts) -> bool:
-    """Whether rows are brought home at most once."""
-    return sum(cut.order == "home" for cut in cuts) <= 1
-
-
-def _inner(cuts: Cuts) -> Cuts:
-    """The cuts of parts of a dim."""
-    return tuple(cut for cut in cuts if cut.part)
-
-
-def _outer(cuts: Cuts) -> Cuts:
-    """The cuts of a dim as a whole."""
-    return tuple(cut for cut in cuts if not cut.part)
-
-
-def _subsets(cuts: Cuts) -> list[Cuts]:
-    """Some of the cuts, in order: all ways."""
-    return [some for n in range(len(cuts) + 1) for some in combinations(cuts, n)]
-
-
-def _standing(cuts: Cuts, axes: Collection[str]) -> list[tuple[tuple[int, ...], Axes]]:
-    """Where some axes stand: on which part, joined with what, in which order."""
-    kept = [(cut.part, tuple(axis for axis in cut.axes if axis in axes)) for cut in cuts]
-    return [(part, left) for part, left in kept if left]
-
-
-def _order(standing: Sequence[tuple[tuple[int, ...], Axes]]) -> Axes:
-    """The order in which axes apply."""
-    return tuple(axis for _, axes in standing for axis in axes)
+def _text(cut: Cut) -> str:
+    """A cut as text."""
+    return f"{' '.join(map(str, cut.part))}@{' '.join(cut.axes)}" + (
+        f".{cut.order}" * bool(cut.order)
+    )

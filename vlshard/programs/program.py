@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,6 +28,12 @@ class Program:
       mesh: the mesh that both are on.
       steps: what to do, in order; nothing where the layouts are the same.
       between: layouts after each step but the last.
+      cost: the fraction of the tensor that it costs: for each step, what the rank sends that sends
+        most in it, at sizes that divide; spellings cost nothing. By this programs are chosen, and
+        those of different sides compare.
+      proven: whether no program of the planner's rules sends less at symbolic sizes.
+      spellings: places of steps that write cuts otherwise, joined or apart: exchanges that send
+        nothing where sizes divide.
     """
 
     src: Spec
@@ -34,6 +41,9 @@ class Program:
     mesh: MeshShape
     steps: tuple[Step, ...]
     between: tuple[Spec, ...] = ()
+    cost: Fraction = Fraction(0)
+    proven: bool = False
+    spellings: tuple[int, ...] = ()
 
     @cached_property
     def specs(self) -> tuple[Spec, ...]:

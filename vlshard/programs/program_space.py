@@ -3,40 +3,38 @@
 A state is the cuts of each dim, as ``dim_space`` allows them, and the axes over which a sum is
 pending, over the axes that the two sides name. What leads from one to another:
 
-- ``AllGather`` undoes a cut that applies last on its dim, or last on its part of a fused dim;
-- ``Slice`` cuts a dim over axes that nothing uses, as its last cut;
-- ``AllToAll`` undoes the last cut of one dim and makes one over the same axes the last of another;
-- ``ReduceScatter`` turns a pending sum into a last cut, ``AllReduce`` takes sums away;
-- ``Exchange`` changes the cuts of one dim as ``dim_space`` says.
+- ``AllGather`` undoes the last cuts of a dim, ``Slice`` makes such over axes that nothing uses;
+- ``AllToAll`` undoes the last cuts of one dim and makes such of another over the same axes, in any
+  order of them;
+- ``ReduceScatter`` turns pending sums into last cuts, ``AllReduce`` takes sums away;
+- ``Exchange`` changes the cuts of one dim.
 
 A step costs the bytes that the rank which sends most sends, at symbolic even sizes: with x the part
 of the tensor that a rank has before and n the ranks of the step's axes, (n-1)x for an AllGather,
 (n-1)x/n for a ReduceScatter or an AllToAll, 2(n-1)x/n for an AllReduce, nothing for a Slice, and
-for an Exchange what ``exchange_cost`` counts. Costs are integers, in units in which all are whole.
+for an Exchange what ``exchange_cost`` counts. A program costs the sum of its steps. Costs are
+integers, in units in which all are whole; the sizes do not depend on the sides, so the programs of
+different sides compare.
 
-Axes whose cuts are the same on both sides, from the first that applies on, stay where they are. Of
-four movable axes and more only those are joined that a side joins, or sums over on the left alone.
+By ``narrow`` rules, for many axes, cuts that both sides have, and before which nothing changes,
+stay; and fewer axes are joined (``dim_space`` says which).
 """
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from itertools import permutations
+from functools import lru_cache
 from math import lcm, prod
 from typing import NamedTuple
 
-from vlshard.language import Dim, MeshShape, Packing, label
-from vlshard.programs.dim_space import MANY, DimSpace, Kind, frozen_cuts
+from vlshard.language import Dim, MeshShape, Packing
+from vlshard.programs.dim_space import DimRules, DimSpace, Kind, frozen_cuts, limits_of
 from vlshard.programs.exchange_cost import ExchangeCost, symbolic_packing
 from vlshard.programs.states import Axes, Cuts, State, used_axes
-from vlshard.programs.steps import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Exchange,
-    ReduceScatter,
-    Slice,
-    Step,
-)
+
+Node = tuple[int, ...]
+# Up to so many ranks of the axes of an exchange it is counted at once; what that takes, and what it
+# takes with more, in steps that are only looked at.
+SMALL, COUNTED, COUNTED_LONG = 1024, 20, 400
 
 
 class StepKind(IntEnum):
@@ -50,25 +48,18 @@ class StepKind(IntEnum):
     EXCHANGE = 5
 
 
-class Node(NamedTuple):
-    """A state in numbers: the cuts of each dim, and the pending axes as bits."""
-
-    dims: tuple[int, ...]
-    pending: int
-
-
 class Change(NamedTuple):
     """A step in numbers.
 
     Attributes:
       kind: which kind of step.
-      axes: what it is over.
+      axes: what it is over, in the order in which they were cut, or are now.
       dims: the dims that it changes, in the order of its class's fields.
       after: the state that it leads to.
       cost: what it costs; of an exchange at least.
     """
 
-    kind: StepKind
+    kind: int
     axes: Axes
     dims: tuple[int, ...]
     after: Node
@@ -83,208 +74,256 @@ class Cost(NamedTuple):
 
 
 class KnownDim(NamedTuple):
-    """What is known of a dim beside its cuts: how it is made, and the pack if it is given."""
+    """What is known of a dim beside its cuts.
+
+    Attributes:
+      dim: its brackets, without names and splits.
+      kind: how it is made.
+      label: stands for its name, in the order of names.
+      packing: the pack, if it is given.
+    """
 
     dim: Dim
     kind: Kind
+    label: str
     packing: Packing | None = None
+
+
+class Overlap(NamedTuple):
+    """How much of what a rank has of a dim it wants, too.
+
+    Attributes:
+      mean: on average over ranks, in some unit.
+      most: at most.
+      axes: those whose places decide about it, as bits.
+    """
+
+    mean: int
+    most: int
+    axes: int
 
 
 class ProgramSpace:
     """The states between two sides, in numbers, and the steps between them.
 
+    A node is the number of each dim's cuts, and the pending axes as bits.
+
     Attributes:
       start: the state before.
       goal: the state after.
       ranks: ranks of all axes that the sides name, but for those pending on both.
+      dims: the cuts that each dim may have.
+      axes: those that may move.
+      unit: what the whole tensor counts.
+      parts: the parts of the mesh and their ranks.
     """
 
-    def __init__(self, dims: Sequence[KnownDim], src: State, dst: State, mesh: MeshShape) -> None:
+    def __init__(
+        self, dims: Sequence[KnownDim], src: State, dst: State, mesh: MeshShape, *, narrow: bool
+    ) -> None:
         """Number everything.
 
         Args:
           dims: what is known of the dims.
-          src: the state before.
-          dst: the state after; what is pending there is pending before, too.
+          src: the state before; contiguous cuts are one for each axis.
+          dst: the state after, so too; what is pending there is pending before, too.
           mesh: the parts of the mesh and their ranks.
+          narrow: whether the rules for many axes hold.
         """
         sides = list(zip(src.dims, dst.dims, strict=True))
+        named = {*src.pending, *(a for side in sides for cuts in side for a in used_axes(cuts))}
+        named -= {*dst.pending}
         frozen = [frozen_cuts(dim.kind, *side) for dim, side in zip(dims, sides, strict=True)]
-        staying = {axis for cuts in frozen for axis in used_axes([*cuts])}
-        cuts = [cut for side in sides for some in side for cut in some]
-        named = {*src.pending, *used_axes(cuts)} - {*dst.pending}
-        self._mesh, self._sizes = mesh, mesh.parts
-        self._axes = [axis for axis in mesh.parts if axis in named - staying]
-        self._bits = {axis: 1 << i for i, axis in enumerate(self._axes)}
-        self._spans: dict[int, int] = {}
-        self._rests: dict[Node, tuple[int, int]] = {}
-        self._still = prod(mesh.parts[axis] for axis in staying)
+        staying = {a for cuts in frozen for a in used_axes([*cuts])} if narrow else set[str]()
+        self._known, self._mesh, self.parts = dims, mesh, mesh.parts
+        self._texts: dict[Axes, str] = {}
+        self._play = tuple(axis for axis in mesh.parts if axis in named)
+        self.axes = tuple(axis for axis in self._play if axis not in staying)
+        self._bits = {axis: 1 << i for i, axis in enumerate(self.axes)}
         self._left = dst.pending
-        self.ranks = self._still * self._span(self._every)
-        summed = tuple(axis for axis in src.pending if axis not in dst.pending)
-        joins = _joins(self._axes, [summed, *(cut.axes for cut in cuts)])
-        self._dims = [
-            DimSpace(label(dim.dim), dim.kind, side, self._bits, joins)
+        self._spans: dict[int, int] = {0: 1}
+        self._rests: dict[Node, tuple[int, int]] = {}
+        self._priced: set[tuple[int, int, int]] = set()
+        self.ranks = prod(mesh.parts[axis] for axis in self._play)
+        self._still = prod(mesh.parts[axis] for axis in staying)
+        joins = _joins(self.axes, sides, src.pending, dst.pending) if narrow else None
+        self._groups = None if joins is None else self._grouped(joins)
+        ranks = tuple(mesh.parts.items())
+        self.dims = [
+            _dim_space(_rules(dim, side, self.axes, ranks, joins))
             for dim, side in zip(dims, sides, strict=True)
         ]
         self._costs = [
-            ExchangeCost(dim.dim, mesh.parts, _pack(dim, side, mesh))
+            _exchange_cost(dim.dim, ranks, _pack(dim, side, mesh))
             for dim, side in zip(dims, sides, strict=True)
         ]
-        self._unit = self.ranks**2 * lcm(*(max(cost.rows, 1) for cost in self._costs))
-        self._text: dict[tuple[StepKind, Axes, tuple[int, ...]], str] = {}
-        self._step: dict[str, Step] = {}
-        self._alike = sorted(
-            (space.label, i)
-            for i, space in enumerate(self._dims)
-            if space.kind in (Kind.PLAIN, Kind.FUSED) and sides[i] == ((), ())
-        )
+        rows = [max(cost.rows, 1) for cost in self._costs]
+        self.unit = self.ranks**2 * lcm(*rows)
+        self._wholes = [self.ranks * n for n in rows]
+        self._whole = prod(self._wholes)
+        self._hopes: list[dict[int, int]] = [{} for _ in dims]
+        self._overlaps: list[dict[int, Overlap]] = [{} for _ in dims]
+        self._alike = [
+            i
+            for _, i in sorted((dim.label, i) for i, dim in enumerate(dims))
+            if dims[i].kind in (Kind.PLAIN, Kind.FUSED) and sides[i] == ((), ())
+        ]
         self.start, self.goal = self._node(src), self._node(dst)
         self._goal_masks = self._masks(self.goal)
         self._placed = sum(self._goal_masks)
+        self._wanted = self._share(self._placed)
 
     # ------------------------------------------------------------ numbers
 
-    @property
-    def _every(self) -> int:
-        """All movable axes."""
-        return (1 << len(self._axes)) - 1
-
     def _node(self, state: State) -> Node:
         """A state in numbers."""
-        numbers = [space.number(cuts) for space, cuts in zip(self._dims, state.dims, strict=True)]
-        pending = sum(self._bits[axis] for axis in state.pending if axis in self._bits)
-        return Node(tuple(numbers), pending)
+        numbers = [space.number(cuts) for space, cuts in zip(self.dims, state.dims, strict=True)]
+        return (*numbers, sum(self._bits.get(axis, 0) for axis in state.pending))
 
     def state(self, node: Node) -> State:
         """The state of a node."""
-        pending = {*self._left, *self._named(node.pending)}
-        dims = tuple(space.cuts(n) for space, n in zip(self._dims, node.dims, strict=True))
-        return State(dims, tuple(axis for axis in self._sizes if axis in pending))
+        pending = {*self._left, *self._named(node[-1])}
+        dims = tuple(space.cuts(n) for space, n in zip(self.dims, node, strict=False))
+        return State(dims, tuple(axis for axis in self.parts if axis in pending))
 
     def _masks(self, node: Node) -> list[int]:
         """The movable axes that cut each dim, as bits."""
-        return [space.mask(n) for space, n in zip(self._dims, node.dims, strict=True)]
+        return [space.mask(n) for space, n in zip(self.dims, node, strict=False)]
 
     def _named(self, mask: int) -> Axes:
         """The axes of bits, in mesh order."""
-        return tuple(axis for axis in self._axes if self._bits[axis] & mask)
+        return tuple(axis for axis in self.axes if self._bits[axis] & mask)
 
     def _span(self, mask: int) -> int:
         """Ranks of axes given as bits."""
-        if mask not in self._spans:
-            self._spans[mask] = prod(self._sizes[axis] for axis in self._named(mask))
-        return self._spans[mask]
+        found = self._spans.get(mask)
+        if found is None:
+            found = self._spans[mask] = prod(self.parts[axis] for axis in self._named(mask))
+        return found
 
     def _share(self, mask: int) -> int:
         """What a rank has of the tensor if it is cut over some axes, and those that stay."""
-        return self._unit // (self._still * self._span(mask))
+        return self.unit // (self._still * self._span(mask))
+
+    def _grouped(self, joins: Sequence[Axes]) -> tuple[int, ...]:
+        """The sets of axes that one step may be over, as bits."""
+        every = sum(self._bits.values())
+        joined = [sum(self._bits[axis] for axis in some) for some in joins]
+        return tuple(dict.fromkeys([*self._bits.values(), *joined, every]))
+
+    def _subsets(self, mask: int) -> Iterator[int]:
+        """The sets of some axes that one step may be over, as bits."""
+        if self._groups is not None:
+            yield from (group for group in self._groups if not group & ~mask)
+            if mask and mask not in self._groups:
+                yield mask
+            return
+        some = mask
+        while some:
+            yield some
+            some = (some - 1) & mask
 
     # ------------------------------------------------------------ steps
 
-    def text(self, change: Change, before: Node) -> str:
-        """A change as its step writes itself."""
-        axes = (
-            self._exchange_axes(change, before) if change.kind is StepKind.EXCHANGE else change.axes
-        )
-        key = (change.kind, axes, change.dims)
-        if key not in self._text:
-            step = self._made(change, axes)
-            self._text[key] = str(step)
-            self._step[str(step)] = step
-        return self._text[key]
+    def text(self, change: Change) -> tuple[str, ...]:
+        """A change as it counts among others that cost as much: as its step writes itself."""
+        over = self._texts.get(change.axes)
+        if over is None:
+            over = self._texts[change.axes] = self._mesh.text(change.axes)
+        over = over.strip("()") if change.kind == StepKind.EXCHANGE else over
+        labels = [self._known[i].label for i in change.dims]
+        return (*labels, over, *(self.dims[i].text(change.after[i]) for i in change.dims))
 
-    def step(self, text: str) -> Step:
-        """The step that a text is of."""
-        return self._step[text]
-
-    def _made(self, change: Change, axes: Axes) -> Step:
-        """The step of a change."""
-        over = self._mesh.text(axes)
-        match change.kind, [self._dims[i].label for i in change.dims]:
-            case StepKind.ALL_GATHER, [dim]:
-                return AllGather(over, dim)
-            case StepKind.REDUCE_SCATTER, [dim]:
-                return ReduceScatter(over, dim)
-            case StepKind.ALL_TO_ALL, [src, dst]:
-                return AllToAll(over, src, dst)
-            case StepKind.SLICE, [dim]:
-                return Slice(over, dim)
-            case StepKind.ALL_REDUCE, []:
-                return AllReduce(over)
-            case StepKind.EXCHANGE, [dim]:
-                return Exchange(tuple(over.strip("()").split()), dim)
-            case _:
-                raise AssertionError(f"a {change.kind.name} of {len(change.dims)} dims")
-
-    def _exchange_axes(self, change: Change, before: Node) -> Axes:
+    def exchange_axes(self, before: Node, after: Node, i: int) -> Axes:
         """The axes of the cuts that an exchange changes: not those that both begin with."""
-        (i,) = change.dims
-        have, want = (self._dims[i].cuts(node.dims[i]) for node in (before, change.after))
+        have, want = (self.dims[i].cuts(node[i]) for node in (before, after))
         same = 0
         while same < min(len(have), len(want)) and have[same] == want[same]:
             same += 1
         used = {*used_axes(have[same:]), *used_axes(want[same:])}
-        return tuple(axis for axis in self._sizes if axis in used)
+        return tuple(axis for axis in self.parts if axis in used)
 
     def changes(self, node: Node) -> Iterator[Change]:
-        """All steps from a state."""
-        masks = self._masks(node)
+        """All steps from a state but exchanges."""
+        masks, pending = self._masks(node), node[-1]
         used = sum(masks)
-        share, free = self._share(used), self._every & ~used & ~node.pending
+        share, free = self._share(used), sum(self._bits.values()) & ~used & ~pending
         targets = self._targets(node)
-        for i in range(len(self._dims)):
-            yield from self._undone(node, i, share, targets)
-            for number in self._dims[i].exchanges(node.dims[i], free):
-                after, mask = _put(node, i, number), self._dims[i].mask(number)
-                gained = self._share(used - masks[i] + mask) - self._share(used | mask)
-                yield Change(StepKind.EXCHANGE, (), (i,), after, gained)
-        for i in targets:
-            for axes, mask, number in self._dims[i].longer(node.dims[i]):
-                after = _put(node, i, number)
-                if not mask & ~free:
-                    yield Change(StepKind.SLICE, axes, (i,), after, 0)
-                elif not mask & ~node.pending:
-                    after = after._replace(pending=node.pending & ~mask)
-                    cost = share - share // self._span(mask)
-                    yield Change(StepKind.REDUCE_SCATTER, axes, (i,), after, cost)
-        some = node.pending
-        while some:
-            cost = 2 * (share - share // self._span(some))
-            after = node._replace(pending=node.pending & ~some)
-            yield Change(StepKind.ALL_REDUCE, self._named(some), (), after, cost)
-            some = (some - 1) & node.pending
+        landings = [(i, node[:i], node[i], node[i + 1 :], self.dims[i]) for i in targets]
+        for i, mask in enumerate(masks):
+            if not mask:
+                continue
+            for axes, moved, left in self.dims[i].undone(node[i]):
+                ranks, less = self._span(moved), _put(node, i, left)
+                yield Change(0, axes, (i,), less, (ranks - 1) * share)
+                cost = share - share // ranks
+                for j, *_, space in landings:
+                    if j != i:
+                        for _, number in space.landed(node[j], moved):
+                            yield Change(2, axes, (i, j), _put(less, j, number), cost)
+        for some in self._subsets(free):
+            for i, front, own, back, space in landings:
+                for axes, number in space.landed(own, some):
+                    yield Change(3, axes, (i,), (*front, number, *back), 0)
+        for some in self._subsets(pending):
+            cost = share - share // self._span(some)
+            summed = pending & ~some
+            for i, _, own, _, space in landings:
+                for axes, number in space.landed(own, some):
+                    after = (*node[:i], number, *node[i + 1 : -1], summed)
+                    yield Change(1, axes, (i,), after, cost)
+            yield Change(4, self._named(some), (), (*node[:-1], summed), 2 * cost)
 
-    def _undone(self, node: Node, i: int, share: int, targets: Sequence[int]) -> Iterator[Change]:
-        """The gathers of a dim, and the all-to-alls from it."""
-        for axes, mask, number in self._dims[i].shorter(node.dims[i]):
-            ranks, less = self._span(mask), _put(node, i, number)
-            yield Change(StepKind.ALL_GATHER, axes, (i,), less, (ranks - 1) * share)
-            for j in targets:
-                if j != i:
-                    for edge in self._dims[j].longer(node.dims[j]):
-                        if edge.axes == axes:
-                            after = _put(less, j, edge.cuts)
-                            yield Change(
-                                StepKind.ALL_TO_ALL, axes, (i, j), after, share - share // ranks
-                            )
+    def exchangeable(self, node: Node) -> list[int]:
+        """The dims whose cuts an exchange may change."""
+        masks = self._masks(node)
+        free = sum(self._bits.values()) & ~sum(masks) & ~node[-1]
+        found: list[int] = []
+        for i, space in enumerate(self.dims):
+            if masks[i] and (space.rules.kind is not Kind.PLAIN or space.rules.orders):
+                found.append(i)
+            elif masks[i] and (masks[i] | free).bit_count() > 1:
+                found.append(i)
+        return found
+
+    def exchanges(self, node: Node, i: int) -> Iterator[Change]:
+        """The exchanges of a dim; what each costs at least."""
+        masks = self._masks(node)
+        used, space = sum(masks), self.dims[i]
+        free = sum(self._bits.values()) & ~used & ~node[-1]
+        for number in space.exchanged(node[i], free):
+            after, mask = _put(node, i, number), space.mask(number)
+            gained = self._share(used - masks[i] + mask) - self._share(used | mask)
+            yield Change(5, self.exchange_axes(node, after, i), (i,), after, gained)
 
     def _targets(self, node: Node) -> list[int]:
         """The dims that may get a cut more.
 
         Of dims that nothing cuts, on neither side nor now, one is like another: the first by text.
         """
-        empty = [i for _, i in self._alike if not self._dims[i].cuts(node.dims[i])]
-        return [i for i in range(len(self._dims)) if i not in empty[1:]]
+        empty = [i for i in self._alike if not self.dims[i].cuts(node[i])][1:]
+        return [
+            i
+            for i, space in enumerate(self.dims)
+            if i not in empty and space.rules.kind is not Kind.FIXED
+        ]
 
-    def counted(self, before: Node, after: Node) -> Cost:
-        """What the exchange between two states costs."""
-        pairs = zip(before.dims, after.dims, strict=True)
-        i = next(i for i, (a, b) in enumerate(pairs) if a != b)
-        have, want = (self._dims[i].cuts(node.dims[i]) for node in (before, after))
+    def price(self, before: Node, after: Node, i: int) -> int:
+        """What it takes to count an exchange, in steps that are only looked at; 0 the next time."""
+        key = (i, before[i], after[i])
+        if key in self._priced:
+            return 0
+        self._priced.add(key)
+        sides = (self.dims[i].cuts(node[i]) for node in (before, after))
+        group = prod(self.parts[axis] for axis in {a for cuts in sides for a in used_axes(cuts)})
+        return COUNTED if group <= SMALL else COUNTED_LONG
+
+    def counted(self, before: Node, after: Node, i: int) -> Cost:
+        """What the exchange of a dim between two states costs."""
+        have, want = (self.dims[i].cuts(node[i]) for node in (before, after))
         rows = self._costs[i].sent(have, want)
-        own = prod(self._sizes[axis] for axis in used_axes(have))
-        group = prod(self._sizes[axis] for axis in {*used_axes(have), *used_axes(want)})
+        own = prod(self.parts[axis] for axis in used_axes(have))
+        group = prod(self.parts[axis] for axis in {*used_axes(have), *used_axes(want)})
         # What a rank has of the other dims, for one row of this one.
         row = self._share(sum(self._masks(before))) * own // max(self._costs[i].rows, 1)
         return Cost(rows.most * row, rows.total * row * self.ranks // group)
@@ -294,34 +333,140 @@ class ProgramSpace:
     def rest(self, node: Node) -> tuple[int, int]:
         """What is still to be sent at least, and in how many steps at least.
 
-        A rank has to gain what it lacks of its part. Axes that belong on other dims leave theirs
-        in one all-to-all a dim at least, and come to the others so; sums are reduced. All that is
-        done at least with the smallest part that a rank can have.
+        Each element must come to the ranks that want it and do not have it, in one message each;
+        the T terms of a sum, of which W ranks want the result, meet in T - 1 messages and go out
+        in W - 1; one more if no rank that wants the sum has a term. A rank sends the mean of all
+        messages at least.
         """
-        if node not in self._rests:
-            masks, goal = self._masks(node), self._goal_masks
-            gain = max(0, self._share(self._placed) - self._share(sum(masks)))
-            placed = self._placed & sum(masks)
-            leaving = [m & placed & ~g for m, g in zip(masks, goal, strict=True)]
-            coming = [g & placed & ~m for m, g in zip(masks, goal, strict=True)]
-            moved = max(self._least(leaving), self._least(coming))
-            differ = sum(a != b for a, b in zip(node.dims, self.goal.dims, strict=True))
-            steps = max((differ + 1) // 2, sum(map(bool, leaving)), sum(map(bool, coming)))
-            self._rests[node] = (
-                gain + moved + self._least([node.pending]),
-                steps or bool(node.pending),
-            )
-        return self._rests[node]
+        found = self._rests.get(node)
+        if found is None:
+            have = self._kept(node)
+            if node[-1]:
+                part = self.unit // self.ranks
+                terms = (self._span(node[-1]) - 2) * part
+                cost = self._wanted + terms + max(0, part - have)
+            else:
+                cost = self._wanted - have
+            found = self._rests[node] = (max(cost, 0), self._steps(node))
+        return found
 
-    def _least(self, masks: Sequence[int]) -> int:
-        """What one all-to-all over each of some sets of axes sends at least."""
-        part = self._unit // self.ranks
-        return sum(part - part // self._span(mask) for mask in masks if mask)
+    def _kept(self, node: Node) -> int:
+        """What a rank has of the tensor and wants, on average at most."""
+        product, met = self.unit, 0
+        for i, number in enumerate(node[:-1]):
+            known = self._overlaps[i].get(number)
+            if known is None:
+                known = self._overlaps[i][number] = self._overlap(i, number)
+            product *= known.most if known.axes & met else known.mean
+            met |= known.axes
+        return -(-product // self._whole)
+
+    def _overlap(self, i: int, number: int) -> Overlap:
+        """What a rank has of a dim and wants, in a fraction of ``self._wholes``."""
+        space, whole = self.dims[i], self._wholes[i]
+        have, want = space.cuts(number), space.cuts(self.goal[i])
+        own, wanted = (prod(self.parts[a] for a in used_axes(cuts)) for cuts in (have, want))
+        most, same = whole // max(own, wanted), 0
+        while same < min(len(have), len(want)) and have[same] == want[same]:
+            same += 1
+        if same in (len(have), len(want)):
+            return Overlap(most, most, 0)
+        old, new = {*used_axes(have[same:])}, {*used_axes(want[same:])}
+        bits = sum(self._bits.get(axis, 0) for axis in old | new)
+        group = prod(self.parts[axis] for axis in {*used_axes(have), *used_axes(want)})
+        # As if ranks that share axes had just what they want, where it takes long to count.
+        mean = whole // group
+        if old & new and (group <= SMALL or space.rules.kind is Kind.PACKED):
+            rows = self._costs[i].sent(have, want)
+            mean = whole // wanted - rows.total * self.ranks // group
+        return Overlap(mean, most, bits)
+
+    def hoped(self, node: Node) -> int:
+        """In how many steps about the rest can be done: half of what has to be undone or made."""
+        found = bool(node[-1])
+        for i, number in enumerate(node[:-1]):
+            known = self._hopes[i].get(number)
+            if known is None:
+                sides = self.dims[i].cuts(number), self.dims[i].cuts(self.goal[i])
+                known = self._hopes[i][number] = _runs_apart(*sides)
+            found += known
+        return (found + 1) // 2
+
+    def _steps(self, node: Node) -> int:
+        """The steps that are still to come at least.
+
+        Axes that belong on other dims leave theirs in one step a dim at least, and come to the
+        others so; a step changes two dims at most.
+        """
+        leaving = coming = differ = 0
+        for i, number in enumerate(node[:-1]):
+            if number != self.goal[i]:
+                differ += 1
+                mask, goal = self.dims[i].mask(number), self._goal_masks[i]
+                leaving += bool(mask & ~goal)
+                coming += bool(goal & ~mask)
+        return max((differ + 1) // 2, leaving, coming, bool(node[-1]))
+
+
+def _runs_apart(have: Cuts, want: Cuts) -> int:
+    """How many sequences, and cuts with an order, come behind what both begin with."""
+    same = 0
+    while same < min(len(have), len(want)) and have[same] == want[same]:
+        same += 1
+    return sum(
+        bool(cut.order) or not i or bool(cuts[i - 1].order) or cuts[i - 1].part != cut.part
+        for cuts in (have[same:], want[same:])
+        for i, cut in enumerate(cuts)
+    )
 
 
 def _put(node: Node, dim: int, number: int) -> Node:
     """A state with other cuts of a dim."""
-    return Node((*node.dims[:dim], number, *node.dims[dim + 1 :]), node.pending)
+    return (*node[:dim], number, *node[dim + 1 :])
+
+
+@lru_cache(maxsize=512)
+def _dim_space(rules: DimRules) -> DimSpace:
+    """The cuts of dims that are alike: programs share what was found out about them."""
+    return DimSpace(rules)
+
+
+@lru_cache(maxsize=512)
+def _exchange_cost(
+    dim: Dim, ranks: tuple[tuple[str, int], ...], packing: Packing | None
+) -> ExchangeCost:
+    """Costs of dims that are alike."""
+    return ExchangeCost(dim, dict(ranks), packing)
+
+
+def _rules(
+    dim: KnownDim,
+    sides: tuple[Cuts, Cuts],
+    axes: Axes,
+    ranks: tuple[tuple[str, int], ...],
+    joins: tuple[Axes, ...] | None,
+) -> DimRules:
+    """What cuts a dim may have between two sides."""
+    orders = {cut.order for side in sides for cut in side if cut.order}
+    homes = {
+        prod(dict(ranks)[axis] for axis in cut.axes)
+        for side in sides
+        for cut in side
+        if cut.order == "home"
+    }
+    limits = limits_of(sides, dict(ranks)) if dim.kind is Kind.FUSED else {}
+    written = sides if dim.kind is Kind.PACKED or joins is not None else ()
+    return DimRules(
+        dim.kind,
+        dim.dim,
+        tuple(sorted(orders)) if dim.kind is not Kind.PACKED else (),
+        tuple(sorted(homes)),
+        tuple(limits.items()),
+        written,
+        joins,
+        axes,
+        ranks,
+    )
 
 
 def _pack(dim: KnownDim, sides: tuple[Cuts, Cuts], mesh: MeshShape) -> Packing | None:
@@ -332,9 +477,21 @@ def _pack(dim: KnownDim, sides: tuple[Cuts, Cuts], mesh: MeshShape) -> Packing |
     return given or symbolic_packing(sides, mesh.parts)
 
 
-def _joins(axes: Sequence[str], written: Sequence[Axes]) -> list[Axes]:
-    """The axes that one cut may be over."""
-    if len(axes) < MANY:
-        return [some for n in range(1, len(axes) + 1) for some in permutations(axes, n)]
-    joined = [some for some in written if len(some) > 1 and {*some} <= {*axes}]
-    return [*((axis,) for axis in axes), *dict.fromkeys(joined)]
+def _joins(
+    axes: Axes, sides: Sequence[tuple[Cuts, Cuts]], before: Axes, after: Axes
+) -> tuple[Axes, ...]:
+    """The axes that one cut may be over by narrow rules: those that a side has in sequence."""
+    summed = tuple(axis for axis in before if axis not in after)
+    runs = [summed]
+    for side in sides:
+        for cuts in side:
+            runs += [cut.axes for cut in cuts if len(cut.axes) > 1]
+            for part in dict.fromkeys(cut.part for cut in cuts):
+                runs.append(used_axes([c for c in cuts if c.part == part and not c.order]))
+    found: dict[Axes, None] = {}
+    for run in runs:
+        for i in range(len(run)):
+            for k in range(i + 2, len(run) + 1):
+                if {*run[i:k]} <= {*axes}:
+                    found[run[i:k]] = None
+    return tuple(found)

@@ -2,8 +2,8 @@
 
 A state is a layout without sizes, in a form that can be compared and searched: per dim its cuts
 in the order in which they apply, over parts of the mesh, and the parts over which a sum is
-pending. Parts of one rank are left out. Joined and nested cuts are different states: ``s@(dp cp)``
-is not ``s@dp@cp``, at even sizes either.
+pending. Parts of one rank are left out. Joined and nested cuts differ as they are written, and
+where sizes do not divide: ``s@(dp cp)`` is not ``s@dp@cp``. ``apart`` makes one of both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -75,6 +75,15 @@ def _text(dim: Dim, cuts: Cuts, mesh: MeshShape, part: tuple[int, ...]) -> str:
         f"@{mesh.text(cut.axes)}" + (f".{cut.order}" if cut.order else "")
         for cut in cuts
         if cut.part == part
+    )
+
+
+def apart(cuts: Cuts) -> Cuts:
+    """Cuts with one for each axis where they make contiguous blocks."""
+    return tuple(
+        single
+        for cut in cuts
+        for single in ([cut] if cut.order else [Cut(cut.part, (axis,)) for axis in cut.axes])
     )
 
 

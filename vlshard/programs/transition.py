@@ -1,6 +1,7 @@
 """From one layout to another: the cheapest program of steps that moves a tensor there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from vlshard.language import (
@@ -16,17 +17,27 @@ from vlshard.language import (
     Packing,
     Spec,
     arrow,
+    label,
     packing_of,
 )
 from vlshard.programs.dim_space import Kind
 from vlshard.programs.program import Program, Traffic
-from vlshard.programs.program_space import KnownDim, ProgramSpace
-from vlshard.programs.search import cheapest
-from vlshard.programs.states import State, read_state, write_spec
-from vlshard.programs.steps import Step
+from vlshard.programs.program_space import KnownDim, StepKind
+from vlshard.programs.states import read_state, write_spec
+from vlshard.programs.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+)
+from vlshard.programs.way import Leg, way
 
 __all__ = ["Program", "Traffic", "transition"]
 
+Item = Name | Group | Int
 Items = tuple[tuple[str, int | Packing], ...]
 
 
@@ -83,32 +94,62 @@ def _planned(
             if packing_of(dim, sizes):
                 binder.dim(dim, sizes)
     _check_sums(*sides, mesh, where)
-    dims = tuple(_known(dim, sizes) for dim in sides[0].dims)
-    before, after = (read_state(side, mesh) for side in sides)
-    steps, states = _found(dims, before, after, mesh)
-    between = tuple(write_spec(state, sides[0], mesh) for state in states)
-    return Program(*sides, mesh, steps, between)
+    labels = [label(dim) for dim in sides[0].dims]
+    order = {text: i for i, text in enumerate(sorted({*labels}))}
+    digits = len(str(len(order)))
+    dims = tuple(
+        _known(dim, sizes, f"{order[text]:0{digits}}")
+        for dim, text in zip(sides[0].dims, labels, strict=True)
+    )
+    found = way(dims, *(read_state(side, mesh) for side in sides), mesh)
+    steps = tuple(_step(leg, labels, mesh) for leg in found.legs)
+    between = tuple(write_spec(leg.after, sides[0], mesh) for leg in found.legs[:-1])
+    spellings = tuple(i for i, leg in enumerate(found.legs) if leg.spelling)
+    return Program(*sides, mesh, steps, between, found.cost, found.proven, spellings)
 
 
-@lru_cache(maxsize=1024)
-def _found(
-    dims: tuple[KnownDim, ...], src: State, dst: State, mesh: MeshShape
-) -> tuple[tuple[Step, ...], tuple[State, ...]]:
-    """The steps and the states between them; searched once, whatever the sizes."""
-    return cheapest(ProgramSpace(dims, src, dst, mesh))
-
-
-def _known(dim: Dim, sizes: Mapping[str, int | Packing]) -> KnownDim:
+def _known(dim: Dim, sizes: Mapping[str, int | Packing], rank: str) -> KnownDim:
     """How a dim is made; a bracket of two names without a size counts as the pack it may be."""
     match dim:
         case Name():
-            return KnownDim(dim, Kind.PLAIN)
+            return KnownDim(_bare(dim), Kind.PLAIN, rank)
         case Group((Name() as first, Name())) if not isinstance(sizes.get(first.name), int):
-            return KnownDim(dim, Kind.PACKED, packing_of(dim, sizes))
+            return KnownDim(_bare(dim), Kind.PACKED, rank, packing_of(dim, sizes))
         case Group():
-            return KnownDim(dim, Kind.FUSED)
+            return KnownDim(_bare(dim), Kind.FUSED, rank)
         case Int() | Dots():
-            return KnownDim(dim, Kind.FIXED)
+            return KnownDim(dim, Kind.FIXED, rank)
+
+
+def _bare(dim: Item) -> Item:
+    """A dim without names and splits: dims that are made alike are equal then."""
+    match dim:
+        case Name():
+            return replace(dim, name="", splits=())
+        case Group(items):
+            return replace(dim, items=tuple(map(_bare, items)), splits=())
+        case Int():
+            return dim
+
+
+def _step(leg: Leg, labels: Sequence[str], mesh: MeshShape) -> Step:
+    """The step of a leg."""
+    over = mesh.text(leg.axes)
+    match leg.kind, [labels[i] for i in leg.dims]:
+        case StepKind.ALL_GATHER, [dim]:
+            return AllGather(over, dim)
+        case StepKind.REDUCE_SCATTER, [dim]:
+            return ReduceScatter(over, dim)
+        case StepKind.ALL_TO_ALL, [src, dst]:
+            return AllToAll(over, src, dst)
+        case StepKind.SLICE, [dim]:
+            return Slice(over, dim)
+        case StepKind.ALL_REDUCE, []:
+            return AllReduce(over)
+        case StepKind.EXCHANGE, [dim]:
+            return Exchange(tuple(over.strip("()").split()), dim)
+        case _:
+            raise AssertionError(f"a {leg.kind.name} of {len(leg.dims)} dims")
 
 
 def _check_sums(src: Spec, dst: Spec, mesh: MeshShape, where: str | None) -> None:

@@ -72,15 +72,21 @@ def test_transition_takes_the_sides_of_an_arrow():
         ("b@dp s@cp h", "b s@dp h@cp", (AllToAll("cp", "s", "h"), AllToAll("dp", "b", "s"))),
         # The smaller gather first: 3/8 + 1/2; the other way round it is 1/8 + 3/4, as much.
         ("a@dp b@cp", "a b", (AllGather("dp", "a"), AllGather("cp", "b"))),
-        # Sums first, while they are small; both in one: 2 * 7/8 is less than 2 * (1/2 + 3/4).
-        ("a b@cp + dp", "a b", (AllReduce("dp"), AllGather("cp", "b"))),
+        # The sum of half of b, and all gathered at once: 1/8 + 7/8, as much as 1/4 + 3/4.
+        ("a b@cp + dp", "a b", (ReduceScatter("dp", "b"), AllGather("(cp dp)", "b"))),
+        # Both in one: 2 * 7/8 is less than 2 * (1/2 + 3/4).
         ("a b + dp cp", "a b", (AllReduce("(dp cp)"),)),
         ("a b + dp cp", "a@dp b + cp", (ReduceScatter("dp", "a"),)),
-        ("a b + dp cp", "a@dp@cp b", (ReduceScatter("dp", "a"), ReduceScatter("cp", "a"))),
+        ("a b + dp cp", "a@dp@cp b", (ReduceScatter("(dp cp)", "a"),)),
         ("a b + dp cp", "a@(dp cp) b", (ReduceScatter("(dp cp)", "a"),)),
         ("a@(dp cp) b", "a b@(dp cp)", (AllToAll("(dp cp)", "a", "b"),)),
         ("a@(dp cp) b", "a b", (AllGather("(dp cp)", "a"),)),
-        ("a@cp b", "a@dp b@cp", (AllToAll("cp", "a", "b"), Slice("dp", "a"))),
+        # Cut first by both: 7/64 + 1/16 of the tensor; the first alone would send 3/16.
+        (
+            "a@cp b",
+            "a@dp b@cp",
+            (Slice("dp", "a"), AllToAll("(cp dp)", "a", "b"), AllToAll("dp", "b", "a")),
+        ),
         # Cut first, so that less is sent: on another dim, since its place is taken.
         ("a@cp b c", "a b@cp c@dp", (Slice("dp", "c"), AllToAll("cp", "a", "b"))),
     ],

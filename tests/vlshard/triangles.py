@@ -1,0 +1,114 @@
+"""No program costs more than two others through a third spec: ``python -m`` this module.
+
+Of 60 specs a mesh (plain dims in blocks, zigzag and by home, fused dims, pending sums) all triples
+are compared: A -> C with A -> B and B -> C, where B uses axes that A or C name, with orders that A
+or C have on the same dim, cuts factors, and rows by home, over ranks that divide those of A or C
+there, and all three are arrows. Then as many are drawn with four dims and with
+packed ones, of which nothing is claimed: what is beaten there is counted.
+"""
+
+import argparse
+import random
+import time
+from fractions import Fraction
+from itertools import product
+
+from tests import oracle
+from tests.vlshard.exhaustive import may_be
+from vlshard.language.mesh_shape import MeshShape
+from vlshard.programs.transition import transition
+
+MESHES = [{"a": 2, "b": 2}, {"a": 4, "b": 2}, {"a": 8, "b": 4}, {"a": 2, "b": 2, "c": 2}]
+KINDS = ["plain plain plain", "fused plain", "plain plain fused", "plain plain"]
+SIZES = {"h": 64, "d": 64}
+
+
+def specs_of(mesh, number, seed=0):
+    """Some specs of each of the dims that are compared, those without orders among them."""
+    found = []
+    for kinds in KINDS:
+        every = oracle.specs_of(kinds.split(), tuple(mesh))
+        plain = [s for s in every if not any(c.order for d in s.dims for c in d.cuts)]
+        rng = random.Random(f"{seed} {kinds} {mesh}")
+        share = number // len(KINDS)
+        found.append(rng.sample(plain, share // 2) + rng.sample(every, share - share // 2))
+    return found
+
+
+def orders_of(spec):
+    return [{cut.order for cut in dim.cuts if cut.order} for dim in spec.dims]
+
+
+def numbers_of(spec, mesh):
+    """By how many ranks each factor is cut, and each dim by home."""
+    for dim in spec.dims:
+        for slot in ("h", "d"):
+            yield oracle.ranks_along([a for c in dim.cuts if c.slot == slot for a in c.axes], mesh)
+        home = [cut.axes for cut in dim.cuts if cut.order == "home"]
+        yield oracle.ranks_along([axis for axes in home for axis in axes], mesh)
+
+
+def between(a, b, c, mesh):
+    """Whether b stays with the axes and orders of a and c, and both ways are arrows."""
+    if not (may_be(a, b) and may_be(b, c)):
+        return False
+    if not oracle.axes_of(b) <= oracle.axes_of(a) | oracle.axes_of(c):
+        return False
+    orders = zip(*map(orders_of, (a, b, c)), strict=True)
+    if not all(own <= before | after for before, own, after in orders):
+        return False
+    limits = zip(*(numbers_of(spec, mesh) for spec in (a, b, c)), strict=True)
+    return all(own == 1 or before % own == 0 or after % own == 0 for before, own, after in limits)
+
+
+def planned(specs, mesh):
+    """The programs of all pairs."""
+    shape, found = MeshShape(**mesh), {}
+    for a, b in product(specs, repeat=2):
+        if a != b and may_be(a, b):
+            texts = oracle.text_of(a), oracle.text_of(b)
+            sizes = SIZES if "(h" in texts[0] else {}
+            found[a, b] = transition(*texts, shape, **sizes)
+    return found
+
+
+def beaten(specs, programs, mesh):
+    """The triples compared, those not proven, and those beaten, each with by how much."""
+    number, open_, faults = 0, 0, []
+    for a, b, c in product(specs, repeat=3):
+        if len({a, b, c}) < 3 or not between(a, b, c, mesh):
+            continue
+        number += 1
+        direct, first, last = programs[a, c], programs[a, b], programs[b, c]
+        if not (direct.proven and first.proven and last.proven):
+            open_ += 1
+        elif direct.cost > first.cost + last.cost:
+            faults.append((direct.cost / (first.cost + last.cost), direct, first, last))
+    return number, open_, faults
+
+
+def main():
+    """Compare, and print how long planning took."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--specs", type=int, default=60, help="specs a mesh")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    for mesh in MESHES:
+        for kinds, specs in zip(KINDS, specs_of(mesh, args.specs, args.seed), strict=True):
+            began = time.perf_counter()
+            programs = planned(specs, mesh)
+            took = time.perf_counter() - began
+            number, open_, faults = beaten(specs, programs, mesh)
+            worst = max((fault[0] for fault in faults), default=Fraction(0))
+            print(
+                f"{kinds:20} {mesh!s:26} {len(programs):6,} plans {took:6.1f} s "
+                f"{number:8,} triples "
+                f"{open_:5,} not proven {len(faults):5,} beaten, by {float(worst):.3f} at most",
+                flush=True,
+            )
+            for fault in faults[:1]:
+                print(*fault, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

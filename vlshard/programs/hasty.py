@@ -1,0 +1,147 @@
+"""Finds good programs where there are too many to find the cheapest: in haste, within a budget.
+
+Programs are gone on with in the order of what they are hoped to come to: what they have sent, what
+is to come at least, and something for each thing that has still to be undone or made. First the
+best few of each length only; then all that may be better than what that gave.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+from vlshard.programs.program_space import Change, Node, ProgramSpace, StepKind
+from vlshard.programs.search import Budget, Path
+from vlshard.programs.states import Cuts
+
+# How many programs of each length are gone on with at first.
+WIDTH = 12
+
+# What a program is hoped to come to, a number that tells equal ones apart, the program, and whether
+# it ends in an exchange that is not counted yet.
+Entry = tuple[int, int, Path, bool]
+
+
+def good_path(space: ProgramSpace, budget: Budget) -> Path:
+    """A good program, at worst the one that undoes all cuts and makes new ones.
+
+    Args:
+      space: where to look.
+      budget: how much may be looked at; the most of it is used up.
+    """
+    few = Budget(budget.states // 3, budget.steps // 3)
+    best = _best_few(space, few, plain_path(space))
+    return _any(space, Budget(budget.states - few.states, budget.steps - few.steps), best)
+
+
+def _best_few(space: ProgramSpace, budget: Budget, best: Path) -> Path:
+    """The best program, if only the best few of each length are gone on with."""
+    level = [Path(None, None, space.start, 0, 0)]
+    seen: dict[Node, int] = {}
+    while level and budget.left:
+        heap = [made for path in level for made in _longer(space, path, budget)]
+        heapq.heapify(heap)
+        level: list[Path] = []
+        while heap and len(level) < WIDTH:
+            path = _next(space, heap, budget, seen, best)
+            if path and path.node == space.goal:
+                best = path
+            elif path:
+                level.append(path)
+    return best
+
+
+def _any(space: ProgramSpace, budget: Budget, best: Path) -> Path:
+    """The best program, if all are gone on with that may be better."""
+    start = Path(None, None, space.start, 0, 0)
+    heap: list[Entry] = [(0, 0, start, False)]
+    seen: dict[Node, int] = {}
+    while heap and budget.left:
+        path = _next(space, heap, budget, seen, best)
+        if path and path.node == space.goal:
+            best = path
+        elif path and path.sent + space.rest(path.node)[0] < best.sent:
+            for made in _longer(space, path, budget):
+                if made[2].sent + space.rest(made[2].node)[0] < best.sent:
+                    heapq.heappush(heap, made)
+    return best
+
+
+def _longer(space: ProgramSpace, path: Path, budget: Budget) -> Iterator[Entry]:
+    """A program with one step more, each way; exchanges as if they cost the least."""
+    budget.states -= 1
+    for change in _all_changes(space, path.node):
+        if not budget.left:
+            break
+        budget.steps -= 1
+        made = _with(path, change, change.cost, change.cost * space.ranks)
+        exchange = change.kind == StepKind.EXCHANGE
+        yield _hope(space, made), budget.steps, made, exchange
+
+
+def _next(
+    space: ProgramSpace, heap: list[Entry], budget: Budget, seen: dict[Node, int], best: Path
+) -> Path | None:
+    """The most hopeful program, if it comes to its state for less than others."""
+    _, number, path, guessed = heapq.heappop(heap)
+    if path.sent >= min(best.sent, seen.get(path.node, path.sent + 1)):
+        return None
+    if guessed and path.before and path.change:
+        change, before = path.change, path.before
+        budget.steps -= space.price(before.node, change.after, change.dims[0])
+        path = _with(before, change, *space.counted(before.node, change.after, change.dims[0]))
+        heapq.heappush(heap, (_hope(space, path), number, path, False))
+        return None
+    seen[path.node] = path.sent
+    return path
+
+
+def _with(path: Path, change: Change, cost: int, by_all: int) -> Path:
+    """A path with one step more."""
+    change = change._replace(cost=cost)
+    return Path(path, change, change.after, path.sent + cost, path.sent_by_all + by_all)
+
+
+def _hope(space: ProgramSpace, path: Path) -> int:
+    """What a path is hoped to come to: each step to come sends the least part that a rank has."""
+    steps = space.hoped(path.node)
+    return path.sent + space.rest(path.node)[0] + steps * space.unit // space.ranks
+
+
+def _all_changes(space: ProgramSpace, node: Node) -> Iterator[Change]:
+    """All steps from a state, exchanges with what they cost at least."""
+    yield from space.changes(node)
+    for i in space.exchangeable(node):
+        yield from space.exchanges(node, i)
+
+
+def plain_path(space: ProgramSpace) -> Path:
+    """The program that carries out the sums, undoes what is cut otherwise, and cuts anew."""
+    path = Path(None, None, space.start, 0, 0)
+    if space.start[-1]:
+        path = _taken(space, path, StepKind.ALL_REDUCE, (*space.start[:-1], 0))
+    for i, dim in enumerate(space.dims):
+        goal = [*_starts(dim.cuts(space.goal[i]))]
+        while (cuts := dim.cuts(path.node[i])) not in goal:
+            left = next(undone.left for undone in dim.undone(path.node[i]))
+            after = (*path.node[:i], left, *path.node[i + 1 :])
+            path = _taken(space, path, StepKind.ALL_GATHER, after)
+    for i, dim in enumerate(space.dims):
+        for cuts in _starts(dim.cuts(space.goal[i])):
+            if len(cuts) > len(dim.cuts(path.node[i])):
+                after = (*path.node[:i], dim.number(cuts), *path.node[i + 1 :])
+                path = _taken(space, path, StepKind.SLICE, after)
+    return path
+
+
+def _starts(cuts: Cuts) -> Iterator[Cuts]:
+    """No cuts, the first, the first two, ..."""
+    return (cuts[:n] for n in range(len(cuts) + 1))
+
+
+def _taken(space: ProgramSpace, path: Path, kind: StepKind, after: Node) -> Path:
+    """A path with one step more, which leads to a state."""
+    change = next(
+        change
+        for change in space.changes(path.node)
+        if change.kind == kind and change.after == after
+    )
+    return _with(path, change, change.cost, change.cost * space.ranks)

@@ -1,0 +1,136 @@
+"""The cheapest way from one state to another, whatever the dims are called, and whether it is that.
+
+With few axes all of ``program_space`` is searched. With many the search is first by its narrow
+rules, and then by all if that ends. What ends before its budget, or costs as little as any program
+must, is proven to be the cheapest; else the best that was found is taken.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from vlshard.language import MeshShape
+from vlshard.programs.dim_space import Kind
+from vlshard.programs.hasty import good_path
+from vlshard.programs.program_space import KnownDim, ProgramSpace, StepKind
+from vlshard.programs.search import Budget, Path, Search
+from vlshard.programs.spelling import Spelled, spelled
+from vlshard.programs.states import Axes, State, apart, used_axes
+
+# States that a search may expand, and steps that it may look at.
+STATES, STEPS = 4_000, 48_000
+# With more axes that sides name the narrow rules come first.
+FEW = 3
+
+
+class Leg(NamedTuple):
+    """One step of a way: its kind, axes and dims, the state after it, and if it is a spelling."""
+
+    kind: StepKind
+    axes: Axes
+    dims: tuple[int, ...]
+    after: State
+    spelling: bool = False
+
+
+class Way(NamedTuple):
+    """Steps between two states.
+
+    Attributes:
+      legs: the steps, in order.
+      cost: the fraction of the tensor that they cost, as ``program_space`` counts.
+      proven: whether no others cost less.
+    """
+
+    legs: tuple[Leg, ...]
+    cost: Fraction
+    proven: bool
+
+
+@lru_cache(maxsize=1024)
+def way(dims: tuple[KnownDim, ...], src: State, dst: State, mesh: MeshShape) -> Way:
+    """The cheapest way that is found.
+
+    Args:
+      dims: what is known of the dims.
+      src: the state before, as written.
+      dst: the state after.
+      mesh: the parts of the mesh and their ranks.
+    """
+    before, after = (_apart(dims, side) for side in (src, dst))
+    space, path, proven = _searched(dims, before, after, mesh)
+    cost = Fraction(path.sent, space.unit)
+    return Way(tuple(_legs(space, path, dims, src, dst)), cost, proven)
+
+
+def _searched(
+    dims: Sequence[KnownDim], src: State, dst: State, mesh: MeshShape
+) -> tuple[ProgramSpace, Path, bool]:
+    """The best path, in which space, and whether it is proven."""
+    space = ProgramSpace(dims, src, dst, mesh, narrow=False)
+    least = space.rest(space.start)[0]
+    if len(space.axes) <= FEW:
+        found = Search(space, Budget(STATES, STEPS)).run()
+        if found.path and found.path.sent <= found.least:
+            return space, found.path, True
+    small = ProgramSpace(dims, src, dst, mesh, narrow=True)
+    path = Search(small, Budget(STATES, STEPS // 3)).run().path
+    path = path or good_path(small, Budget(STATES, STEPS))
+    if path.sent <= least:
+        return small, path, True
+    found = Search(space, Budget(STATES, STEPS // 3), path.sent).run()
+    if found.path and found.path.sent < path.sent:
+        return space, found.path, found.path.sent <= found.least
+    return small, path, found.least >= path.sent
+
+
+def _apart(dims: Sequence[KnownDim], state: State) -> State:
+    """A state with contiguous cuts apart, but for packed dims, which are as they are written."""
+    pairs = zip(dims, state.dims, strict=True)
+    return State(
+        tuple(cuts if dim.kind is Kind.PACKED else apart(cuts) for dim, cuts in pairs),
+        state.pending,
+    )
+
+
+def _legs(
+    space: ProgramSpace, path: Path, dims: Sequence[KnownDim], src: State, dst: State
+) -> Iterator[Leg]:
+    """The steps of a path, with spellings between them."""
+    steps = path.steps()
+    states = [space.state(space.start), *(space.state(change.after) for _, change in steps)]
+    written: list[list[Spelled]] = []
+    for i, dim in enumerate(dims):
+        cuts = [state.dims[i] for state in states]
+        if dim.kind is Kind.PACKED:
+            written.append([Spelled(some) for some in cuts])
+        else:
+            exchanged = [c.kind == StepKind.EXCHANGE and i in c.dims for _, c in steps]
+            written.append(spelled(cuts, exchanged, src.dims[i], dst.dims[i]))
+    now = src
+    for t, state in enumerate(states):
+        after = State(tuple(way[t].cuts for way in written), state.pending)
+        if t:
+            change = steps[t - 1][1]
+            axes = change.axes
+            if change.kind == StepKind.EXCHANGE:
+                axes = changed_axes(now, after, change.dims[0], space)
+            yield Leg(StepKind(change.kind), axes, change.dims, after)
+        now = after
+        for i, way in enumerate(written):
+            if (cuts := way[t].respelled) is not None:
+                after = State((*now.dims[:i], cuts, *now.dims[i + 1 :]), now.pending)
+                axes = changed_axes(now, after, i, space)
+                yield Leg(StepKind.EXCHANGE, axes, (i,), after, spelling=True)
+                now = after
+
+
+def changed_axes(before: State, after: State, i: int, space: ProgramSpace) -> Axes:
+    """The axes of the cuts that an exchange changes: not those that both begin with."""
+    have, want = before.dims[i], after.dims[i]
+    same = 0
+    while same < min(len(have), len(want)) and have[same] == want[same]:
+        same += 1
+    used = {*used_axes(have[same:]), *used_axes(want[same:])}
+    return tuple(axis for axis in space.parts if axis in used)
