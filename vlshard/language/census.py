@@ -15,7 +15,7 @@ from vlshard.language.arrays import IntArray
 from vlshard.language.cut import Cut, axes_of
 from vlshard.language.dims import BoundDim, FloatArray, Packed, Plain
 from vlshard.language.fused import Factor, Fused
-from vlshard.language.tiling import Tiling, packed_tiling, plain_tiling
+from vlshard.language.tiling import Tiling, merged, packed_tiling, plain_tiling
 
 Ranks = Mapping[str, int]
 Grids = Mapping[str, IntArray]
@@ -111,11 +111,15 @@ def tilings_kept(
       after: the cuts that count its places.
       ranks: ranks along each part of the mesh, in its order.
     """
-    begins = np.unique(np.concatenate([held.starts, wanted.starts]))
-    total = int(held.lengths.sum())
-    lengths = np.diff(begins, append=total)
+    orders = [np.argsort(side.starts) for side in (held, wanted)]
+    starts = [side.starts[order] for side, order in zip((held, wanted), orders, strict=True)]
+    begins = merged(*starts)
+    lengths = np.diff(begins, append=int(held.lengths.sum()))
     have, want = (
-        _digits(tiling, cuts, begins) for tiling, cuts in ((held, before), (wanted, after))
+        _digits(side.place[order][np.searchsorted(start, begins, "right") - 1], cuts)
+        for side, order, start, cuts in zip(
+            (held, wanted), orders, starts, (before, after), strict=True
+        )
     )
     index, same = np.zeros_like(begins), np.ones(begins.size, dtype=bool)
     used: list[tuple[str, int]] = []
@@ -129,12 +133,8 @@ def tilings_kept(
     return _grid(found, [Cut(axes, tuple(size for _, size in used))], ranks)
 
 
-def _digits(
-    tiling: Tiling, cuts: Sequence[Cut], begins: IntArray
-) -> dict[str, tuple[int, IntArray]]:
-    """For each axis its ranks, and where along it the run is that holds each of some rows."""
-    order = np.argsort(tiling.starts)
-    place = tiling.place[order][np.searchsorted(tiling.starts[order], begins, "right") - 1]
+def _digits(place: IntArray, cuts: Sequence[Cut]) -> dict[str, tuple[int, IntArray]]:
+    """For each axis its ranks, and where along it each of some places is."""
     found: dict[str, tuple[int, IntArray]] = {}
     for cut in reversed(cuts):
         for axis, size in zip(reversed(cut.axes), reversed(cut.sizes), strict=True):

@@ -40,6 +40,9 @@ class Pieces:
 
     def indices(self) -> IntArray:
         """Global row of each local row."""
+        if self.starts.size == 1:
+            start = int(self.starts[0])
+            return np.arange(start, start + int(self.lengths[0]))
         ends = np.cumsum(self.lengths)
         shift = np.repeat(self.starts - ends + self.lengths, self.lengths)
         return shift + np.arange(self.rows)

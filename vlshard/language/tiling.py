@@ -48,7 +48,7 @@ class Tiling:
     def dealt(self, ranks: int, rank: IntArray) -> "Tiling":
         """Each run goes as a whole to one rank of those that share its place."""
         place = self.place * ranks + rank
-        order = np.argsort(place, kind="stable")
+        order = _sorting(place, self.places * ranks)
         return Tiling(self.starts[order], self.lengths[order], place[order], self.places * ranks)
 
     def parted(
@@ -64,7 +64,7 @@ class Tiling:
         rows = self.rows
         begins = np.cumsum(self.lengths) - self.lengths
         cuts = ((np.cumsum(rows) - rows)[:, None] + bounds(rows)).ravel()
-        at = np.unique(np.concatenate([begins, cuts[cuts < rows.sum()]]))
+        at = merged(begins, cuts[cuts < rows.sum()])
         run = np.searchsorted(begins, at, "right") - 1
         starts = self.starts[run] + at - begins[run]
         lengths = np.diff(at, append=rows.sum())
@@ -154,11 +154,23 @@ def dealt_segments(dim: Packed) -> Tiling:
             groups = [order[a:b] for a, b in pairwise(bounds.tolist()) if b > a]
             ranks = np.concatenate([order[:0], *(dim.dealt(cut, held) for held in groups)])
         place = place * cut.ranks + ranks
-        sort = np.argsort(place, kind="stable")
+        sort = _sorting(place, places * cut.ranks)
         order, place, places = order[sort], place[sort], places * cut.ranks
     keep = lengths[order] > 0
     order, place = order[keep], place[keep]
     return Tiling(dim.packing.ends[order] - lengths[order], lengths[order], place, places)
+
+
+def merged(some: IntArray, others: IntArray) -> IntArray:
+    """The numbers of two sorted arrays, each once."""
+    both = np.sort(np.concatenate([some, others]), kind="stable")
+    return both[np.diff(both, prepend=both[:1] - 1) > 0]
+
+
+def _sorting(place: IntArray, places: int) -> IntArray:
+    """The order by place; of few places, small numbers are sorted faster."""
+    small = place.astype(np.uint16) if places <= 2**16 else place
+    return np.argsort(small, kind="stable")
 
 
 def _folded(part: IntArray, cut: Cut) -> IntArray:

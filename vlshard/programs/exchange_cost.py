@@ -12,19 +12,30 @@ ranks on the mesh and Z axes of more than one rank, so that no dim has more zigz
 Fractions are the same at all sizes that divide, so rows are counted at the least of them.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
 from math import lcm, prod
 from typing import NamedTuple
 
 import numpy as np
 
+from vlshard.language import (
+    BoundDim,
+    Dim,
+    Factor,
+    Fused,
+    Group,
+    Int,
+    Packed,
+    Packing,
+    Plain,
+    counts,
+    kept,
+)
 from vlshard.language import Cut as BoundCut
-from vlshard.language import Dim, Group, Int, IntArray, Packed, Packing
-from vlshard.programs.states import Axes, Cut, Cuts, used_axes
+from vlshard.programs.states import Cut, Cuts, used_axes
 
-Places = Mapping[str, IntArray]
 Part = tuple[int, ...]
+SAFE = 2**62
 
 
 class Rows(NamedTuple):
@@ -83,110 +94,83 @@ class ExchangeCost:
         """
         key = (before, after)
         if key not in self._sent:
-            if self._packing:
-                have, want = (_packed_places(self._packing, cuts, self._sizes) for cuts in key)
-            else:
-                small = _Small(self._dim, self._leaves, key, self._sizes)
-                have, want = small.places(before), small.places(after)
-            most, total, rows = _counted(have, want, self._sizes)
-            scale = self.rows // max(rows, 1)
-            self._sent[key] = Rows(most * scale, total * scale)
+            self._sent[key] = self._counted(before, after)
         return self._sent[key]
 
+    def _counted(self, before: Cuts, after: Cuts) -> Rows:
+        """What is sent: each row once to each rank that wants it and does not hold it."""
+        have, want = used_axes(before), used_axes(after)
+        ranks = {axis: n for axis, n in self._sizes.items() if axis in have or axis in want}
+        sides = self._bound(before, after)
+        rows = prod(dim.size for dim, _ in sides)
+        copies = prod(n for axis, n in ranks.items() if axis not in want)
+        held, stay = np.ones((), np.int64), np.ones((), np.int64)
+        for side in sides:
+            held, stay = held * counts(side[0], ranks), stay * kept(*side, ranks)
+        stay = np.broadcast_to(stay, [n for n in ranks.values() if n > 1])
+        new = tuple(i for i, axis in enumerate(ranks) if axis not in have)
+        if copies * rows > SAFE:
+            held = np.asarray(held, object)
+        sent = copies * held - stay.sum(axis=new, keepdims=True)
+        most, total = int(np.max(sent)), copies * rows - int(stay.sum())
+        scale = self.rows // max(rows, 1)
+        return Rows(most * scale, total * scale)
 
-def _counted(have: Places, want: Places, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-    """Rows sent by the rank that sends most, by all together, and rows of the dim."""
-    rows = next((place.size for place in (*have.values(), *want.values())), 0)
-    copies = prod(sizes[axis] for axis in have if axis not in want)
-    kept = np.ones(rows, dtype=bool)
-    sender = np.zeros(rows, dtype=np.int64)
-    for axis, place in have.items():
-        sender = sender * sizes[axis] + place
-        if axis in want:
-            kept &= place == want[axis]
-    sent = np.bincount(sender, copies - kept.astype(np.int64))
-    return int(sent.max(initial=0)), int(sent.sum()), rows
-
-
-class _Small:
-    """A dim at the least sizes at which the cuts before and after an exchange divide."""
-
-    def __init__(
-        self,
-        dim: Dim,
-        leaves: list[tuple[Part, int]],
-        sides: tuple[Cuts, Cuts],
-        sizes: Mapping[str, int],
-    ) -> None:
-        self._dim, self._sizes = dim, sizes
-        cuts = [cut for side in sides for cut in side]
-        homes = [prod(sizes[a] for a in cut.axes) for cut in cuts if cut.order == "home"]
+    def _bound(self, before: Cuts, after: Cuts) -> list[tuple[BoundDim, BoundDim]]:
+        """The dim before and after at the least sizes that divide, as factors that do not meet."""
+        sides = (before, after)
+        if packing := self._packing:
+            parts = ((0,), (1,), ())
+            have, want = (
+                Packed(packing, *(self._cuts(side, part) for part in parts)) for side in sides
+            )
+            return [(have, want)]
+        cuts = [*before, *after]
         double = max(sum(cut.order == "zigzag" for cut in side) for side in sides)
-        self._cycle = lcm(*homes)
-        self._leaves: dict[Part, int] = {}
-        for part, fixed in leaves:
-            within = used_axes([cut for cut in cuts if part[: len(cut.part)] == cut.part])
-            free = prod(sizes[axis] for axis in dict.fromkeys(within)) << double
-            self._leaves[part] = fixed or free * self._cycle
-            if all(fixed for _, fixed in leaves) and part == leaves[-1][0]:
-                self._leaves[part] *= free
-        self._rows = prod(self._leaves.values())
-
-    def places(self, cuts: Cuts) -> Places:
-        """For each axis that cuts the dim, the place along it of the rank that holds each row."""
-        found: dict[str, IntArray] = {}
-        self._local(self._dim, (), cuts, found)
+        if isinstance(self._dim, Group):
+            leaves = {part: fixed or self._span(cuts, part) for part, fixed in self._leaves}
+            if all(fixed for _, fixed in self._leaves):
+                leaves[self._leaves[-1][0]] *= self._span(cuts, self._leaves[-1][0])
+            have, want = (self._fused(self._dim, side, leaves) for side in sides)
+            return [(have, want)]
+        # Who is at home is counted in turns of ``cycle`` rows, every other cut in whole turns.
+        cycle = lcm(*(self._span([cut], ()) for cut in cuts if cut.order == "home"))
+        turns = [[cut for cut in side if cut.order != "home"] for side in sides]
+        homes = [
+            [cut._replace(order=None) for cut in side if cut.order == "home"] for side in sides
+        ]
+        found: list[tuple[BoundDim, BoundDim]] = []
+        for size, (have, want) in ((self._span(cuts, ()) << double, turns), (cycle, homes)):
+            if size > 1:
+                found.append((Plain(size, self._cuts(have, ())), Plain(size, self._cuts(want, ()))))
         return found
 
-    def _local(
-        self, dim: Dim, part: Part, cuts: Cuts, found: dict[str, IntArray]
-    ) -> tuple[IntArray, int]:
-        """Where each row lies in what the cuts of a dim leave a rank, and how much that is."""
-        if isinstance(dim, Group):
-            at, size = np.zeros(self._rows, dtype=np.int64), 1
-            for i, item in enumerate(dim.items):
-                inner, extent = self._local(item, (*part, i), cuts, found)
-                at, size = at * extent + inner, size * extent
-        else:
-            leaves = list(self._leaves)
-            after = prod(self._leaves[leaf] for leaf in leaves[leaves.index(part) + 1 :])
-            size = self._leaves[part]
-            at = np.arange(self._rows, dtype=np.int64) // after % size
-        for cut in cuts:
-            if cut.part == part:
-                ranks = prod(self._sizes[axis] for axis in cut.axes)
-                place, at = _cut(at, size, ranks, cut.order, self._cycle)
-                size //= ranks
-                for axis in reversed(cut.axes):
-                    found[axis], place = place % self._sizes[axis], place // self._sizes[axis]
-        return at, size
+    def _span(self, cuts: Sequence[Cut], part: Part) -> int:
+        """Ranks of the axes over which a part is cut, with what it is a part of."""
+        within = [cut for cut in cuts if part[: len(cut.part)] == cut.part]
+        return prod(self._sizes[axis] for axis in dict.fromkeys(used_axes(within)))
 
+    def _cuts(self, cuts: Sequence[Cut], part: Part) -> tuple[BoundCut, ...]:
+        """The cuts of a part as layouts have them."""
+        found = [cut for cut in cuts if cut.part == part]
+        return tuple(
+            BoundCut(cut.axes, tuple(self._sizes[a] for a in cut.axes), cut.order) for cut in found
+        )
 
-def _cut(
-    at: IntArray, size: int, ranks: int, order: str | None, cycle: int
-) -> tuple[IntArray, IntArray]:
-    """Which rank gets each row of an even block, and where it then lies."""
-    if order == "home":
-        each = cycle // ranks
-        return at % cycle // each, at // cycle * each + at % each
-    if order == "zigzag":
-        chunk = size // (2 * ranks)
-        number, at = at // chunk, at % chunk
-        tail = number >= ranks
-        return np.where(tail, 2 * ranks - 1 - number, number), at + tail * chunk
-    return at // (size // ranks), at % (size // ranks)
+    def _fused(self, dim: Group, cuts: Cuts, leaves: Mapping[Part, int]) -> Fused:
+        """A fused dim as layouts have it."""
+        items = (self._factor(item, (i,), cuts, leaves) for i, item in enumerate(dim.items))
+        return Fused(tuple(items), self._cuts(cuts, ()))
 
-
-def _packed_places(packing: Packing, cuts: Cuts, sizes: Mapping[str, int]) -> Places:
-    """For each axis that cuts a pack, the place along it of the rank that holds each row."""
-    bound = Packed(packing, *(_bound(cuts, part, sizes) for part in ((0,), (1,), ())))
-    axes = used_axes(cuts)
-    found = {axis: np.zeros(packing.rows, dtype=np.int64) for axis in axes}
-    for place in product(*(range(sizes[axis]) for axis in axes)):
-        rows = bound.pieces(dict(zip(axes, place, strict=True))).indices()
-        for axis, at in zip(axes, place, strict=True):
-            found[axis][rows] = at
-    return found
+    def _factor(self, dim: Dim, part: Part, cuts: Cuts, leaves: Mapping[Part, int]) -> Factor:
+        """A factor of it."""
+        own = self._cuts(cuts, part)
+        if not isinstance(dim, Group):
+            return Factor(leaves[part], own)
+        items = tuple(
+            self._factor(item, (*part, i), cuts, leaves) for i, item in enumerate(dim.items)
+        )
+        return Factor(prod(item.size for item in items), own, items)
 
 
 def _leaves(dim: Dim, part: Part) -> Iterator[tuple[Part, int]]:
@@ -213,14 +197,3 @@ def symbolic_packing(sides: tuple[Cuts, Cuts], ranks: Mapping[str, int]) -> Pack
     length = prod(ranks[a] for a in within) * 2 ** sum(cut.order == "zigzag" for cut in cuts)
     every = lcm(*homes)
     return Packing([length] * segments, home=[i % every for i in range(segments)], homes=every)
-
-
-def _bound(cuts: Cuts, part: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[BoundCut, ...]:
-    """The cuts of a part of a pack as layouts have them."""
-    return tuple(_bound_cut(cut, sizes) for cut in cuts if cut.part == part)
-
-
-def _bound_cut(cut: Cut, sizes: Mapping[str, int]) -> BoundCut:
-    """One cut as layouts have it."""
-    axes: Axes = cut.axes
-    return BoundCut(axes, tuple(sizes[axis] for axis in axes), cut.order)

@@ -6,9 +6,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from vlshard.language import Layout, MeshShape, Packing, Spec, layout
-from vlshard.programs.routes import route, traffic
 from vlshard.programs.steps import Step, dual
+from vlshard.programs.traffic import at_rank, sent
 
 
 class Traffic(NamedTuple):
@@ -71,8 +73,12 @@ class Program:
           tensor, rounded up.
         Raises: LayoutError if a size is missing or does not fit.
         """
-        counts = _counts(self.steps, self.layouts(self.mesh, **sizes), rank, itemsize)
-        return Traffic(*(sum(count[way] for count in counts) for way in (0, 1)))
+        layouts = self.layouts(self.mesh, **sizes)
+        found = sent(self.steps, layouts)
+        ways = zip(
+            *([at_rank(grid, self.mesh, rank) for grid in one] for one in found), strict=True
+        )
+        return Traffic(*(itemsize * sum(way) for way in ways)) if found else Traffic(0, 0)
 
     def describe(self, /, *, itemsize: int = 4, **sizes: int | Packing) -> str:
         """The program as a table, with the bytes that each step sends.
@@ -86,13 +92,12 @@ class Program:
         """
         if not self.steps:
             return str(self)
-        layouts = self.layouts(self.mesh, **sizes)
-        ranks = [_counts(self.steps, layouts, r, itemsize) for r in range(self.mesh.size)]
-        most = [_most(counts) for counts in zip(*ranks, strict=True)]
-        total = _most([Traffic(*map(sum, zip(*counts, strict=True))) for counts in ranks])
+        found = sent(self.steps, self.layouts(self.mesh, **sizes))
+        most = [Traffic(*(itemsize * int(np.max(grid)) for grid in one)) for one in found]
+        total = [itemsize * int(np.max(sum(way))) for way in zip(*found, strict=True)]
         rows = [("forward", "layout", "bytes", "backward", "bytes")]
-        for step, spec, sent in zip(self.steps, self.specs[1:], most, strict=True):
-            rows.append((str(step), str(spec), f"{sent[0]:,}", str(dual(step)), f"{sent[1]:,}"))
+        for step, spec, each in zip(self.steps, self.specs[1:], most, strict=True):
+            rows.append((str(step), str(spec), f"{each[0]:,}", str(dual(step)), f"{each[1]:,}"))
         sum_up = f"  a rank sends at most {total[0]:,} bytes, in backward {total[1]:,}"
         return "\n".join([self._head, *_table(rows, "<<><>"), sum_up])
 
@@ -109,22 +114,6 @@ class Program:
     def _head(self) -> str:
         """The arrow and the mesh."""
         return f"{self.src} -> {self.dst}  on {self.mesh}"
-
-
-def _counts(
-    steps: Sequence[Step], layouts: Sequence[Layout], rank: int, itemsize: int
-) -> list[Traffic]:
-    """Bytes that a rank sends in each step."""
-    found: list[Traffic] = []
-    for step, src, dst in zip(steps, layouts, layouts[1:], strict=False):
-        sent = traffic(route(step, src, dst, rank), src, dst, rank)
-        found.append(Traffic(*(itemsize * count for count in sent)))
-    return found
-
-
-def _most(counts: Sequence[Traffic]) -> Traffic:
-    """The largest number each way."""
-    return Traffic(*map(max, zip(*counts, strict=True)))
 
 
 def _table(rows: Sequence[Sequence[str]], sides: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import assert_never
 
 from vlshard.language import BoundDim, IntArray, Layout
@@ -58,27 +57,6 @@ def route(step: Step, src: Layout, dst: Layout, rank: int) -> Route:
             return _along(_find(src, dim), axes, src, dst, rank)
         case _:
             assert_never(step)
-
-
-def traffic(route: Route, src: Layout, dst: Layout, rank: int) -> tuple[int, int]:
-    """Elements that a rank sends in a step, forward and backward.
-
-    Args:
-      route: the rank's part in the step.
-      src: layout before.
-      dst: layout after.
-      rank: the global rank.
-    Returns: exact counts; an all-reduce of n ranks counts as 2(n-1)/n of the tensor, rounded up.
-    """
-    before, after = src.local_shape(rank), dst.local_shape(rank)
-    if route.moves is None:
-        ranks = src.mesh.span(route.axes)
-        count = -(-2 * (ranks - 1) * prod(before) // ranks)
-        return count, count
-    leave, arrive = route.dims
-    sent = prod(n for i, n in enumerate(before) if i != leave)
-    returned = prod(n for i, n in enumerate(after) if i != arrive)
-    return route.moves.rows_sent * sent, route.moves.rows_received * returned
 
 
 def _along(dim: int, axes: tuple[str, ...], src: Layout, dst: Layout, rank: int) -> Route:
