@@ -10,7 +10,7 @@ only the names of DTensor's placements (`placements`). Errors of all wings are r
 from vlshard.language.arrays import IntArray
 from vlshard.language.axes import cutting_axes, home_axes, spec_axes, ulysses_specs
 from vlshard.language.binding import Binder, packing_of
-from vlshard.language.census import counts, kept, tilings_kept
+from vlshard.language.census import Tiled, counts, grid, kept, tiled, tilings_kept
 from vlshard.language.cut import Cut, Places
 from vlshard.language.dims import BoundDim, FloatArray, Packed, Plain
 from vlshard.language.errors import LayoutError, PlanError, ShardError, Span, SpecError, nearest
@@ -59,6 +59,7 @@ __all__ = [
     "Span",
     "Spec",
     "SpecError",
+    "Tiled",
     "arrow",
     "clipped",
     "clipped_lines",
@@ -66,6 +67,7 @@ __all__ = [
     "counts",
     "cutting_axes",
     "gradient_placements",
+    "grid",
     "home_axes",
     "kept",
     "label",
@@ -83,6 +85,7 @@ __all__ = [
     "spec_axes",
     "spec_within",
     "splits_in",
+    "tiled",
     "tilings_kept",
     "ulysses_specs",
 ]

@@ -31,6 +31,7 @@ class Span(NamedTuple):
 
 
 Box = tuple[Span, ...]
+Tiled = tuple[Tiling, tuple[Cut, ...]]
 
 
 def counts(dim: BoundDim, ranks: Ranks) -> IntArray:
@@ -47,7 +48,7 @@ def counts(dim: BoundDim, ranks: Ranks) -> IntArray:
         case Plain() if not any(cut.order == "home" for cut in dim.cuts):
             return _plain_counts(dim, _places(ranks, np.int64))
         case Plain():
-            return _grid(plain_tiling(dim).rows, dim.cuts, ranks)
+            return grid(plain_tiling(dim).rows, dim.cuts, ranks)
         case Packed():
             return _packed_counts(dim, ranks)
 
@@ -63,18 +64,18 @@ def costs(dim: Packed, ranks: Ranks) -> FloatArray:
     segment = np.searchsorted(dim.packing.ends, tiling.starts, "right")
     cost = dim.row_costs()[segment] * tiling.lengths
     found = np.bincount(tiling.place, cost, tiling.places).astype(np.float64)
-    return _grid(found, (*dim.segments, *dim.each, *dim.cuts), ranks)
+    return grid(found, (*dim.segments, *dim.each, *dim.cuts), ranks)
 
 
-def by_rank(grid: IntArray | FloatArray, ranks: Ranks) -> FloatArray:
+def by_rank(of: IntArray | FloatArray, ranks: Ranks) -> FloatArray:
     """A grid as one number for each rank of the mesh.
 
     Args:
-      grid: what a function of this file returns.
+      of: what a function of this file returns.
       ranks: ranks along each part of the mesh, in its order.
     """
     shape = [n for n in ranks.values() if n > 1]
-    return np.broadcast_to(grid.astype(np.float64), shape).flatten()
+    return np.broadcast_to(of.astype(np.float64), shape).flatten()
 
 
 def kept(before: BoundDim, after: BoundDim, ranks: Ranks) -> IntArray:
@@ -88,39 +89,29 @@ def kept(before: BoundDim, after: BoundDim, ranks: Ranks) -> IntArray:
     if isinstance(before, Fused) and isinstance(after, Fused):
         places = _places(ranks, _type(before.size))
         return _overlap(_boxes(before, places), _boxes(after, places))
-    sides = [
-        (plain_tiling(dim), dim.cuts)
-        if isinstance(dim, Plain)
-        else (packed_tiling(dim), (*dim.segments, *dim.each, *dim.cuts))
-        for dim in (before, after)
-        if not isinstance(dim, Fused)
-    ]
-    (held, cuts), (wanted, cuts_after) = sides
-    return tilings_kept(held, cuts, wanted, cuts_after, ranks)
+    sides = [tiled(dim) for dim in (before, after) if not isinstance(dim, Fused)]
+    return tilings_kept(sides[0], sides[1], ranks)
 
 
-def tilings_kept(
-    held: Tiling, before: Sequence[Cut], wanted: Tiling, after: Sequence[Cut], ranks: Ranks
-) -> IntArray:
-    """Rows that each place holds in both of two tilings of the same rows, as a grid.
+def tiled(dim: Plain | Packed) -> Tiled:
+    """The runs of a dim that is not fused, with the cuts by which its places count."""
+    if isinstance(dim, Plain):
+        return plain_tiling(dim), dim.cuts
+    return packed_tiling(dim), (*dim.segments, *dim.each, *dim.cuts)
+
+
+def tilings_kept(before: Tiled, after: Tiled, ranks: Ranks) -> IntArray:
+    """What ``kept`` says, of runs that are known.
 
     Args:
-      held: the runs before.
-      before: the cuts that count its places.
-      wanted: the runs after.
-      after: the cuts that count its places.
+      before: the runs before.
+      after: the runs after, of the same rows.
       ranks: ranks along each part of the mesh, in its order.
     """
-    orders = [np.argsort(side.starts) for side in (held, wanted)]
-    starts = [side.starts[order] for side, order in zip((held, wanted), orders, strict=True)]
-    begins = merged(*starts)
-    lengths = np.diff(begins, append=int(held.lengths.sum()))
-    have, want = (
-        _digits(side.place[order][np.searchsorted(start, begins, "right") - 1], cuts)
-        for side, order, start, cuts in zip(
-            (held, wanted), orders, starts, (before, after), strict=True
-        )
-    )
+    sides = (before, after)
+    begins = merged(*(tiling.by_row[0] for tiling, _ in sides))
+    lengths = np.diff(begins, append=int(before[0].lengths.sum()))
+    have, want = (_digits(tiling.places_of(begins), cuts) for tiling, cuts in sides)
     index, same = np.zeros_like(begins), np.ones(begins.size, dtype=bool)
     used: list[tuple[str, int]] = []
     for axis, (size, place) in {**want, **have}.items():
@@ -130,7 +121,7 @@ def tilings_kept(
         used.append((axis, size))
     found = _tally(index[same], lengths[same], prod(size for _, size in used))
     axes = tuple(axis for axis, _ in used)
-    return _grid(found, [Cut(axes, tuple(size for _, size in used))], ranks)
+    return grid(found, [Cut(axes, tuple(size for _, size in used))], ranks)
 
 
 def _digits(place: IntArray, cuts: Sequence[Cut]) -> dict[str, tuple[int, IntArray]]:
@@ -150,8 +141,14 @@ def _tally(index: IntArray, amounts: IntArray, size: int) -> IntArray:
     return found + (np.bincount(index, high, size).astype(np.int64) << 31) if high.any() else found
 
 
-def _grid(flat: Array, cuts: Sequence[Cut], ranks: Ranks) -> Array:
-    """Numbers of places that count along cuts, as a grid."""
+def grid(flat: Array, cuts: Sequence[Cut], ranks: Ranks) -> Array:
+    """Numbers of places as a grid.
+
+    Args:
+      flat: one for each place.
+      cuts: the cuts along which places count, major to minor.
+      ranks: ranks along each part of the mesh, in its order.
+    """
     sizes = dict(zip(axes_of(cuts), (n for cut in cuts for n in cut.sizes), strict=True))
     used = [axis for axis, n in sizes.items() if n > 1]
     order = [axis for axis in ranks if axis in used]
@@ -205,12 +202,12 @@ def _packed_counts(dim: Packed, ranks: Ranks) -> IntArray:
     tiling = packed_tiling(Packed(dim.packing, dim.segments, tuple(filter(None, each))))
     cuts = (*dim.segments, *filter(None, each))
     if last is None:
-        units = _grid(tiling.rows // unit, cuts, ranks)
+        units = grid(tiling.rows // unit, cuts, ranks)
     else:
         parts = 2 * last.ranks if last.order == "zigzag" else last.ranks
         size, extra = np.divmod(tiling.lengths // unit, parts)
         whole, more = (
-            _grid(Tiling(tiling.starts, n, tiling.place, tiling.places).rows, cuts, ranks)
+            grid(Tiling(tiling.starts, n, tiling.place, tiling.places).rows, cuts, ranks)
             for n in (size, extra)
         )
         place = _place(last, places)

@@ -6,6 +6,7 @@ and the runs that they hold.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +45,17 @@ class Tiling:
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
         bounds = ends[np.searchsorted(self.place, np.arange(self.places + 1))]
         return np.diff(bounds)
+
+    @cached_property
+    def by_row(self) -> tuple[IntArray, IntArray]:
+        """The first row of each run and its place, in the order of rows."""
+        order = np.argsort(self.starts)
+        return self.starts[order], self.place[order]
+
+    def places_of(self, rows: IntArray) -> IntArray:
+        """The place of each of some rows."""
+        starts, place = self.by_row
+        return place[np.searchsorted(starts, rows, "right") - 1]
 
     def dealt(self, ranks: int, rank: IntArray) -> "Tiling":
         """Each run goes as a whole to one rank of those that share its place."""

@@ -12,30 +12,33 @@ ranks on the mesh and Z axes of more than one rank, so that no dim has more zigz
 Fractions are the same at all sizes that divide, so rows are counted at the least of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import lcm, prod
 from typing import NamedTuple
 
 import numpy as np
 
 from vlshard.language import (
-    BoundDim,
     Dim,
-    Factor,
-    Fused,
     Group,
     Int,
+    IntArray,
     Packed,
     Packing,
-    Plain,
+    Tiled,
     counts,
+    grid,
     kept,
+    tiled,
+    tilings_kept,
 )
-from vlshard.language import Cut as BoundCut
-from vlshard.programs.states import Cut, Cuts, used_axes
+from vlshard.programs.bound_cuts import bound_cuts, bound_sides
+from vlshard.programs.even_rows import EvenRows
+from vlshard.programs.states import Cuts, Part, used_axes
 
-Part = tuple[int, ...]
 SAFE = 2**62
+# Rows that are counted one by one, which of few is faster, and runs of packs that are kept.
+FEW, MOST_KEPT = 4096, 2**21
 
 
 class Rows(NamedTuple):
@@ -79,6 +82,7 @@ class ExchangeCost:
         else:
             self.rows = ranks * ranks << double
         self._sent: dict[tuple[Cuts, Cuts], Rows] = {}
+        self._tilings: dict[Cuts, Tiled] = {}
 
     def sent(self, before: Cuts, after: Cuts) -> Rows:
         """Rows that an exchange sends.
@@ -101,76 +105,70 @@ class ExchangeCost:
         """What is sent: each row once to each rank that wants it and does not hold it."""
         have, want = used_axes(before), used_axes(after)
         ranks = {axis: n for axis, n in self._sizes.items() if axis in have or axis in want}
-        sides = self._bound(before, after)
-        rows = prod(dim.size for dim, _ in sides)
-        copies = prod(n for axis, n in ranks.items() if axis not in want)
+        if self._packing:
+            return self._sent_of(ranks, before, after, *self._packed(before, after, ranks))
+        leaves, cycle = self._least(before, after)
+        rows = prod(leaves.values())
+        if rows <= FEW:
+            dim = EvenRows(self._dim, leaves, cycle, ranks)
+            most, total = dim.sent(before, after)
+            return Rows(most * (self.rows // rows), total * (self.rows // rows))
         held, stay = np.ones((), np.int64), np.ones((), np.int64)
-        for side in sides:
-            held, stay = held * counts(side[0], ranks), stay * kept(*side, ranks)
-        stay = np.broadcast_to(stay, [n for n in ranks.values() if n > 1])
+        for one, other in bound_sides(self._dim, leaves, cycle, ranks, (before, after)):
+            held, stay = held * counts(one, ranks), stay * kept(one, other, ranks)
+        return self._sent_of(ranks, before, after, held, stay, rows)
+
+    def _sent_of(
+        self,
+        ranks: Mapping[str, int],
+        before: Cuts,
+        after: Cuts,
+        held: IntArray,
+        stay: IntArray,
+        rows: int,
+    ) -> Rows:
+        """What is sent where places hold so much before, and so much both before and after."""
+        have, want = used_axes(before), used_axes(after)
+        copies = prod(n for axis, n in ranks.items() if axis not in want)
         new = tuple(i for i, axis in enumerate(ranks) if axis not in have)
+        stay = np.broadcast_to(stay, list(ranks.values()))
         if copies * rows > SAFE:
             held = np.asarray(held, object)
         sent = copies * held - stay.sum(axis=new, keepdims=True)
-        most, total = int(np.max(sent)), copies * rows - int(stay.sum())
         scale = self.rows // max(rows, 1)
-        return Rows(most * scale, total * scale)
+        return Rows(int(np.max(sent)) * scale, (copies * rows - int(stay.sum())) * scale)
 
-    def _bound(self, before: Cuts, after: Cuts) -> list[tuple[BoundDim, BoundDim]]:
-        """The dim before and after at the least sizes that divide, as factors that do not meet."""
-        sides = (before, after)
-        if packing := self._packing:
-            parts = ((0,), (1,), ())
-            have, want = (
-                Packed(packing, *(self._cuts(side, part) for part in parts)) for side in sides
-            )
-            return [(have, want)]
-        cuts = [*before, *after]
-        double = max(sum(cut.order == "zigzag" for cut in side) for side in sides)
-        if isinstance(self._dim, Group):
-            leaves = {part: fixed or self._span(cuts, part) for part, fixed in self._leaves}
-            if all(fixed for _, fixed in self._leaves):
-                leaves[self._leaves[-1][0]] *= self._span(cuts, self._leaves[-1][0])
-            have, want = (self._fused(self._dim, side, leaves) for side in sides)
-            return [(have, want)]
-        # Who is at home is counted in turns of ``cycle`` rows, every other cut in whole turns.
-        cycle = lcm(*(self._span([cut], ()) for cut in cuts if cut.order == "home"))
-        turns = [[cut for cut in side if cut.order != "home"] for side in sides]
-        homes = [
-            [cut._replace(order=None) for cut in side if cut.order == "home"] for side in sides
-        ]
-        found: list[tuple[BoundDim, BoundDim]] = []
-        for size, (have, want) in ((self._span(cuts, ()) << double, turns), (cycle, homes)):
-            if size > 1:
-                found.append((Plain(size, self._cuts(have, ())), Plain(size, self._cuts(want, ()))))
-        return found
+    def _packed(
+        self, before: Cuts, after: Cuts, ranks: Mapping[str, int]
+    ) -> tuple[IntArray, IntArray, int]:
+        """Rows of the pack that places hold before, those that stay, and all."""
+        one, other = self._tiled(before), self._tiled(after)
+        return grid(one[0].rows, one[1], ranks), tilings_kept(one, other, ranks), self.rows
 
-    def _span(self, cuts: Sequence[Cut], part: Part) -> int:
-        """Ranks of the axes over which a part is cut, with what it is a part of."""
-        within = [cut for cut in cuts if part[: len(cut.part)] == cut.part]
-        return prod(self._sizes[axis] for axis in dict.fromkeys(used_axes(within)))
+    def _tiled(self, cuts: Cuts) -> Tiled:
+        """The runs of the pack as it is cut, kept while there is room."""
+        if cuts not in self._tilings:
+            assert self._packing is not None
+            if sum(tiling.place.size for tiling, _ in self._tilings.values()) > MOST_KEPT:
+                self._tilings.clear()
+            parts = (bound_cuts(cuts, part, self._sizes) for part in ((0,), (1,), ()))
+            self._tilings[cuts] = tiled(Packed(self._packing, *parts))
+        return self._tilings[cuts]
 
-    def _cuts(self, cuts: Sequence[Cut], part: Part) -> tuple[BoundCut, ...]:
-        """The cuts of a part as layouts have them."""
-        found = [cut for cut in cuts if cut.part == part]
-        return tuple(
-            BoundCut(cut.axes, tuple(self._sizes[a] for a in cut.axes), cut.order) for cut in found
-        )
-
-    def _fused(self, dim: Group, cuts: Cuts, leaves: Mapping[Part, int]) -> Fused:
-        """A fused dim as layouts have it."""
-        items = (self._factor(item, (i,), cuts, leaves) for i, item in enumerate(dim.items))
-        return Fused(tuple(items), self._cuts(cuts, ()))
-
-    def _factor(self, dim: Dim, part: Part, cuts: Cuts, leaves: Mapping[Part, int]) -> Factor:
-        """A factor of it."""
-        own = self._cuts(cuts, part)
-        if not isinstance(dim, Group):
-            return Factor(leaves[part], own)
-        items = tuple(
-            self._factor(item, (*part, i), cuts, leaves) for i, item in enumerate(dim.items)
-        )
-        return Factor(prod(item.size for item in items), own, items)
+    def _least(self, before: Cuts, after: Cuts) -> tuple[dict[Part, int], int]:
+        """The least sizes that divide, part by part, and the rows that go home in one turn."""
+        sizes, cuts = self._sizes, [*before, *after]
+        homes = [prod(sizes[axis] for axis in cut.axes) for cut in cuts if cut.order == "home"]
+        double = max(sum(cut.order == "zigzag" for cut in side) for side in (before, after))
+        cycle = lcm(*homes)
+        leaves: dict[Part, int] = {}
+        for part, fixed in self._leaves:
+            within = used_axes([cut for cut in cuts if part[: len(cut.part)] == cut.part])
+            free = prod(sizes[axis] for axis in dict.fromkeys(within)) << double
+            leaves[part] = fixed or free * cycle
+            if part == self._leaves[-1][0] and all(fixed for _, fixed in self._leaves):
+                leaves[part] *= free
+        return leaves, cycle
 
 
 def _leaves(dim: Dim, part: Part) -> Iterator[tuple[Part, int]]:

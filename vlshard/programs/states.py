@@ -12,6 +12,7 @@ from typing import NamedTuple
 from vlshard.language import Dim, Group, MeshShape, Name, Spec, label, spec
 
 Axes = tuple[str, ...]
+Part = tuple[int, ...]
 
 
 class Cut(NamedTuple):

@@ -1,0 +1,86 @@
+"""Which rank has each row of a dim, at small sizes at which all cuts divide."""
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from vlshard.language import Dim, Group, IntArray
+from vlshard.programs.states import Cuts, Part
+
+Places = Mapping[str, IntArray]
+
+
+class EvenRows:
+    """A dim of even sizes, each of its rows."""
+
+    def __init__(
+        self, dim: Dim, leaves: Mapping[Part, int], cycle: int, sizes: Mapping[str, int]
+    ) -> None:
+        """Take sizes at which all cuts divide.
+
+        Args:
+          dim: the dim.
+          leaves: rows of each part that has no parts.
+          cycle: rows that go home to one rank after another, before it is the first one's turn.
+          sizes: ranks along each part of the mesh.
+        """
+        self._dim, self._leaves, self._cycle, self._sizes = dim, leaves, cycle, sizes
+        self._rows = prod(leaves.values())
+
+    def sent(self, before: Cuts, after: Cuts) -> tuple[int, int]:
+        """Rows that an exchange sends: by the rank that sends most, and by all together."""
+        have, want = self._places(before), self._places(after)
+        copies = prod(self._sizes[axis] for axis in have if axis not in want)
+        kept = np.ones(self._rows, dtype=bool)
+        sender = np.zeros(self._rows, dtype=np.int64)
+        for axis, place in have.items():
+            sender = sender * self._sizes[axis] + place
+            if axis in want:
+                kept &= place == want[axis]
+        sent = np.bincount(sender, copies - kept.astype(np.int64))
+        return int(sent.max(initial=0)), int(sent.sum())
+
+    def _places(self, cuts: Cuts) -> Places:
+        """For each axis that cuts the dim, the place along it of the rank that holds each row."""
+        found: dict[str, IntArray] = {}
+        self._local(self._dim, (), cuts, found)
+        return found
+
+    def _local(
+        self, dim: Dim, part: Part, cuts: Cuts, found: dict[str, IntArray]
+    ) -> tuple[IntArray, int]:
+        """Where each row lies in what the cuts of a dim leave a rank, and how much that is."""
+        if isinstance(dim, Group):
+            at, size = np.zeros(self._rows, dtype=np.int64), 1
+            for i, item in enumerate(dim.items):
+                inner, extent = self._local(item, (*part, i), cuts, found)
+                at, size = at * extent + inner, size * extent
+        else:
+            leaves = list(self._leaves)
+            after = prod(self._leaves[leaf] for leaf in leaves[leaves.index(part) + 1 :])
+            size = self._leaves[part]
+            at = np.arange(self._rows, dtype=np.int64) // after % size
+        for cut in cuts:
+            if cut.part == part:
+                ranks = prod(self._sizes[axis] for axis in cut.axes)
+                place, at = _cut(at, size, ranks, cut.order, self._cycle)
+                size //= ranks
+                for axis in reversed(cut.axes):
+                    found[axis], place = place % self._sizes[axis], place // self._sizes[axis]
+        return at, size
+
+
+def _cut(
+    at: IntArray, size: int, ranks: int, order: str | None, cycle: int
+) -> tuple[IntArray, IntArray]:
+    """Which rank gets each row of an even block, and where it then lies."""
+    if order == "home":
+        each = cycle // ranks
+        return at % cycle // each, at // cycle * each + at % each
+    if order == "zigzag":
+        chunk = size // (2 * ranks)
+        number, at = at // chunk, at % chunk
+        tail = number >= ranks
+        return np.where(tail, 2 * ranks - 1 - number, number), at + tail * chunk
+    return at // (size // ranks), at % (size // ranks)
