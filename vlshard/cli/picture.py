@@ -3,13 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
-from vlshard.language import Layout, MeshShape, Packed, Pieces, splits_in
+import numpy as np
+
+from vlshard.language import Fused, IntArray, Layout, MeshShape, Packed, Pieces, splits_in
 
 MOST_HOLDERS = 16
 MOST_RANKS = 4
-MOST_COUNTED = 1024
+MOST_COUNTED = 2**16
+# Runs of one holder, above which a dim is not drawn.
+MOST_RUNS = 2**20
 LOADS: tuple[Literal["rows", "cost"], ...] = ("rows", "cost")
 
 
@@ -22,19 +27,17 @@ class Holder:
       ranks: the first of its ranks.
       copies: how many ranks they are.
       places: where they are along each part of the mesh that a split uses.
-      pieces: what they hold of each dim, as runs of indices in local order.
+      shape: sizes of what each of the ranks holds.
+      pieces: what they hold of each dim, as runs of indices in local order; None if those are
+        too many.
     """
 
     number: int
     ranks: tuple[int, ...]
     copies: int
     places: Mapping[str, int]
-    pieces: tuple[Pieces, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of what each of the ranks holds."""
-        return tuple(pieces.rows for pieces in self.pieces)
+    shape: tuple[int, ...]
+    pieces: tuple[Pieces | None, ...]
 
     @property
     def name(self) -> str:
@@ -117,8 +120,17 @@ class Picture:
         for number, place in enumerate(first_places(mesh, self.axes, self.most)):
             same = first_places(mesh, self.others, MOST_RANKS)
             ranks = tuple(mesh.rank_at({**place, **other}) for other in same)
-            found.append(Holder(number, ranks, copies, place, self.layout.pieces(ranks[0])))
+            shape, pieces = self.layout.local_shape(ranks[0]), self._pieces(ranks[0])
+            found.append(Holder(number, ranks, copies, place, shape, pieces))
         return tuple(found)
+
+    def _pieces(self, rank: int) -> tuple[Pieces | None, ...]:
+        """What a rank holds of each dim, where that can be drawn."""
+        places = self.layout.mesh.coords(rank)
+        return tuple(
+            None if isinstance(dim, Fused) and dim.runs(places) > MOST_RUNS else dim.pieces(places)
+            for dim in self.layout.bound
+        )
 
 
 def first_places(mesh: MeshShape, parts: Sequence[str], most: int) -> Iterator[dict[str, int]]:
@@ -136,15 +148,24 @@ def heading(layout: Layout) -> str:
     return f"{str(layout.spec) or 'a number'}  on {mesh}"
 
 
-def runs(pieces: Pieces) -> list[tuple[int, int]]:
-    """First and last index of each run, in local order; runs that follow one another are one."""
-    found: list[tuple[int, int]] = []
-    for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-        if found and found[-1][1] + 1 == start:
-            found[-1] = (found[-1][0], start + length - 1)
-        elif length:
-            found.append((start, start + length - 1))
-    return found
+def runs(pieces: Pieces) -> tuple[IntArray, IntArray]:
+    """First index of each run and the one after its last, in local order; neighbours are one."""
+    some = pieces.only(pieces.lengths > 0)
+    stops = some.starts + some.lengths
+    new = np.flatnonzero(np.concatenate([[True], some.starts[1:] != stops[:-1]])[: stops.size])
+    return some.starts[new], stops[np.append(new[1:] - 1, stops.size - 1)[: new.size]]
+
+
+def held_of(pieces: Pieces, bounds: Sequence[int]) -> list[int]:
+    """How many of the indices between each two neighbouring bounds are held."""
+    if not pieces.starts.size:
+        return [0] * (len(bounds) - 1)
+    order = np.argsort(pieces.starts)
+    starts, lengths = pieces.starts[order], pieces.lengths[order]
+    ends, at = np.cumsum(lengths), np.array(bounds, np.int64)
+    run = np.searchsorted(starts, at, "right") - 1
+    inside = np.clip(at - starts[run], 0, lengths[run]) + (ends - lengths)[run]
+    return np.diff(np.where(run < 0, 0, inside)).tolist()
 
 
 def notes(picture: Picture) -> list[str]:
@@ -152,6 +173,8 @@ def notes(picture: Picture) -> list[str]:
     found: list[str] = []
     layout = picture.layout
     for strip in picture.strips:
+        if any(holder.pieces[strip.number] is None for holder in picture.holders):
+            found.append(f"{strip.name}: what more than {MOST_RUNS:,} runs hold is not drawn")
         if strip.ends and layout.mesh.size <= MOST_COUNTED:
             rows, cost = (layout.imbalance(strip.number, by=by) for by in LOADS)
             busiest = f"the busiest rank has {rows:.2f} times the mean of rows, {cost:.2f} of cost"
@@ -166,7 +189,4 @@ def notes(picture: Picture) -> list[str]:
 
 def _ends(lengths: Sequence[int]) -> tuple[int, ...]:
     """Where each segment ends."""
-    ends: list[int] = []
-    for length in lengths:
-        ends.append((ends[-1] if ends else 0) + length)
-    return tuple(ends)
+    return tuple(accumulate(lengths))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vlshard.cli.picture import Holder, Picture, Strip, heading, notes, runs
+from vlshard.cli.picture import Holder, Picture, Strip, heading, held_of, notes, runs
 from vlshard.language import Layout, Pieces
 
 COLOURS = (34, 33, 32, 35, 36, 31, 94, 92)
@@ -79,6 +79,9 @@ def _row(picture: Picture, holder: Holder) -> list[Line]:
     row += [[Mark(str(holder.places[part]))] for part in picture.axes]
     for strip in picture.strips:
         pieces = holder.pieces[strip.number]
+        if pieces is None:
+            row.append([Mark("not drawn")])
+            continue
         cells = _cells(strip, pieces)
         row.append([*_coloured(cells, holder.number), Mark("  " + _runs(pieces))])
     return [*row, [Mark(" ".join(map(str, holder.shape)) or "a number")]]
@@ -90,17 +93,15 @@ def _cells(strip: Strip, pieces: Pieces) -> str:
     A dim of many units is drawn to scale, without segments; ``+`` is a cell held in part.
     """
     units = strip.size // strip.unit
+    ends = {*strip.ends[:-1]} if units <= MOST_CELLS else set[int]()
     cells = min(units, MOST_CELLS)
     bounds = [strip.size * cell // cells for cell in range(cells + 1)] if cells else []
-    held = [0] * cells
-    for first, last in runs(pieces):
-        for cell in range(cells):
-            held[cell] += max(0, min(last + 1, bounds[cell + 1]) - max(first, bounds[cell]))
+    held = held_of(pieces, bounds) if cells else []
     text = ""
     for cell, rows in enumerate(held):
         whole = bounds[cell + 1] - bounds[cell]
         text += "#" if rows == whole else "+" if rows else "."
-        if units <= MOST_CELLS and bounds[cell + 1] in strip.ends[:-1]:
+        if bounds[cell + 1] in ends:
             text += "|"
     return text
 
@@ -119,10 +120,13 @@ def _coloured(cells: str, colour: int) -> Line:
 
 def _runs(pieces: Pieces) -> str:
     """``0-1 14-15``: the indices held, in local order."""
-    found = runs(pieces)
-    words = [str(first) if first == last else f"{first}-{last}" for first, last in found]
-    more = [f"+{len(words) - MOST_RUNS} more"] if len(words) > MOST_RUNS else []
-    return " ".join(words[:MOST_RUNS] + more) or "nothing"
+    firsts, stops = runs(pieces)
+    words = [
+        str(first) if first == stop - 1 else f"{first}-{stop - 1}"
+        for first, stop in zip(firsts[:MOST_RUNS].tolist(), stops[:MOST_RUNS].tolist(), strict=True)
+    ]
+    more = [f"+{firsts.size - MOST_RUNS} more"] if firsts.size > MOST_RUNS else []
+    return " ".join(words + more) or "nothing"
 
 
 def _scale(strip: Strip) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from vlshard.cli.picture import Picture, Strip, heading, notes, runs
+from vlshard.cli.picture import Picture, Strip, heading, held_of, notes, runs
 from vlshard.language import Layout, Pieces
 
 PALETTE = (
@@ -19,6 +19,8 @@ PALETTE = (
 MARGIN, GAP = 16.0, 28.0
 LINE, BAR = 20, 14
 CHARACTER = 7.3
+# Runs, or segments, that are drawn one by one.
+MOST_BOXES = 400
 STYLE = (
     "text { font: 12px ui-monospace, monospace; fill: #222; } "
     ".title { font-weight: bold; } .small { font-size: 10px; fill: #666; }"
@@ -112,8 +114,7 @@ def draw_layout(canvas: Canvas, picture: Picture) -> None:
         canvas.skip()
     if picture.hidden:
         canvas.line(f"... and {picture.hidden:,} more")
-    ends = [f"{strip.name}: white lines end segments" for strip in picture.strips if strip.ends]
-    for note in (*ends, *notes(picture)):
+    for note in (*_ends(picture), *notes(picture)):
         canvas.line(note, "small")
 
 
@@ -125,12 +126,42 @@ def _label(picture: Picture, number: int) -> str:
 
 
 def _bar(
-    canvas: Canvas, start: float, wide: float, strip: Strip, pieces: Pieces, colour: str
+    canvas: Canvas, start: float, wide: float, strip: Strip, pieces: Pieces | None, colour: str
 ) -> None:
-    """The whole dim in grey, what is held in colour, and where segments end in white."""
+    """The whole dim in grey, what is held in colour, and where segments end in white.
+
+    Of very many runs, columns are drawn: wholly held, or in part.
+    """
     canvas.box(start, wide, "#e4e4e4")
     scale = wide / strip.size if strip.size else 0.0
-    for first, last in runs(pieces):
-        canvas.box(start + scale * first, scale * (last + 1 - first), colour)
-    for end in strip.ends[:-1]:
-        canvas.box(start + scale * end - 0.75, 1.5, "white")
+    if pieces is None:
+        return
+    firsts, stops = runs(pieces)
+    if firsts.size <= MOST_BOXES:
+        for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
+            canvas.box(start + scale * first, scale * (stop - first), colour)
+    else:
+        bounds = [strip.size * column // MOST_BOXES for column in range(MOST_BOXES + 1)]
+        for column, rows in enumerate(held_of(pieces, bounds)):
+            share = rows / (bounds[column + 1] - bounds[column])
+            if share:
+                shade = colour + f"{round(55 + 200 * share):02x}"
+                canvas.box(start + wide * column / MOST_BOXES, wide / MOST_BOXES, shade)
+    if len(strip.ends) <= MOST_BOXES:
+        for end in strip.ends[:-1]:
+            canvas.box(start + scale * end - 0.75, 1.5, "white")
+
+
+def _ends(picture: Picture) -> list[str]:
+    """What the bars say of segments and of many runs."""
+    found: list[str] = []
+    for strip in picture.strips:
+        if len(strip.ends) > MOST_BOXES:
+            found.append(f"{strip.name}: the ends of {len(strip.ends):,} segments are not drawn")
+        elif strip.ends:
+            found.append(f"{strip.name}: white lines end segments")
+        held = (holder.pieces[strip.number] for holder in picture.holders)
+        if any(pieces and runs(pieces)[0].size > MOST_BOXES for pieces in held):
+            cut = f"drawn in {MOST_BOXES} columns, lighter where less is held"
+            found.append(f"{strip.name}: what more than {MOST_BOXES} runs hold is {cut}")
+    return found

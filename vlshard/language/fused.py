@@ -77,6 +77,10 @@ class Fused:
         first, rows = self.window(places)
         return _product(self.factors, places, first, first + rows)
 
+    def runs(self, places: Places) -> int:
+        """How many runs the rows held at a place are, before ``cuts`` cut them."""
+        return _runs(self.factors, places)
+
     def find(self, row: int) -> dict[str, int]:
         """The place, along the axes that cut it, that holds a row."""
         places: dict[str, int] = {}
@@ -110,6 +114,15 @@ def _product(factors: Sequence[Factor], places: Places, start: int, stop: int) -
         starts = (slow.indices()[:, None] * last.size + fast.starts).ravel()
         pieces = Pieces(starts, np.tile(fast.lengths, slow.rows))
     return pieces.take(start - first * count, stop - first * count)
+
+
+def _runs(factors: Sequence[Factor], places: Places) -> int:
+    """How many runs a product is of what a place holds."""
+    for i, factor in reversed(list(enumerate(factors))):
+        if (count := factor.count(places)) < factor.size:
+            inner = min(count, _runs(factor.factors, places)) if factor.factors else 1
+            return inner * prod(outer.count(places) for outer in factors[:i])
+    return 1
 
 
 def _find(factors: Sequence[Factor], row: int, places: dict[str, int]) -> tuple[int, int]:

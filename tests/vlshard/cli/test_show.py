@@ -126,8 +126,23 @@ def test_show_takes_meshes_and_sizes_of_any_size(capsys):
         "0-999999999999999",
         "1000000000000000",
     ]
-    assert main(["show", "(d h@tp)", "--mesh", "tp=2", "--sizes", "d=1000000000000000"]) == 2
-    assert capsys.readouterr().err == "MemoryError: these sizes are too large to be drawn\n"
+    assert main(["show", "(d h@tp)", "--mesh", "tp=2", "--sizes", "d=1000000000000000,h=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5].split() == ["0", "0", "not", "drawn", "1000000000000000"]
+    assert lines[-1] == "(d h@tp): what more than 1,048,576 runs hold is not drawn"
+
+
+def test_show_draws_many_runs_and_segments_to_scale(capsys, tmp_path):
+    mesh = ["--mesh", "dp=32,cp=8", "--lengths", ",".join(["1024"] * 3200), "--unit", "4"]
+    assert main(["show", "(img s@cp.zigzag) c", *mesh]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    runs = "0-63 960-1087 1984-2111 3008-3135 +3197 more".split()
+    assert lines[5].split()[5:-2] == ["0", "+" * 48, *runs]
+    assert main(["show", "(img s@cp.zigzag) c", *mesh, "--svg", str(tmp_path / "a.svg")]) == 0
+    picture = (tmp_path / "a.svg").read_text()
+    assert picture.count("<rect") == 1 + 8 * 401
+    assert "the ends of 3,200 segments are not drawn" in picture
+    assert "what more than 400 runs hold is drawn in 400 columns" in picture
 
 
 def test_show_draws_before_program_and_after(capsys):
@@ -141,8 +156,9 @@ def test_show_draws_before_program_and_after(capsys):
 
 
 def test_show_counts_the_bytes_of_one_rank_of_many(capsys):
-    assert main(["show", "b@dp s -> b s", "--mesh", "dp=2048", "--sizes", "b=2048,s=3"]) == 0
-    line = "rank 0 sends 24,564 bytes, in backward 24,564\n"  # one row of 12 bytes to 2,047 ranks
+    assert main(["show", "b@dp s -> b s", "--mesh", "dp=131072", "--sizes", "b=131072,s=3"]) == 0
+    # One row of 12 bytes to 131,071 ranks.
+    line = "rank 0 sends 1,572,852 bytes, in backward 1,572,852\n"
     assert line in capsys.readouterr().out
 
 
