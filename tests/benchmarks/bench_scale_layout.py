@@ -113,26 +113,46 @@ class Drawn:
 
     def program(self) -> tuple[Step | None, str]:
         """A step from the text to another one."""
-        cut = [i for i, (_, cuts) in enumerate(self.dims) if cuts and "." not in cuts]
-        if not cut or self.most < 1:
+        cut = [i for i, (bare, cuts) in enumerate(self.dims) if "@" in bare + cuts]
+        if not cut or self.random.random() < 0.1:
             return self.summed()
         i = self.random.choice(cut)
         bare, cuts = self.dims[i]
+        dims, label = [bare + cuts for bare, cuts in self.dims], spec(bare).label(0)
+        others = [j for j in range(len(dims)) if j != i]
         rest, _, axes = cuts.rpartition("@")
-        label = spec(bare).label(0)
-        others = [j for j in range(len(self.dims)) if j != i]
-        dims = [bare + cuts for bare, cuts in self.dims]
-        way = self.random.choice(["gather", "move", "exchange"])
-        if way == "gather":
+        way = self.random.choice(["gather", "move", "exchange", "exchange"])
+        if way == "exchange" or not axes or "." in axes:
+            dims[i] = self.changed(i)
+            used = re.findall(r"a\d+", bare + cuts)
+            return Exchange(tuple(a for a in self.mesh.parts if a in used), label), " ".join(dims)
+        if way == "gather" or not others:
             dims[i] = bare + rest
             return AllGather(axes, label), " ".join(dims)
-        if way == "move" and others:
-            j = self.random.choice(others)
-            dims[i], dims[j] = bare + rest, f"{dims[j]}@{axes}"
-            return AllToAll(axes, label, spec(self.dims[j][0]).label(0)), " ".join(dims)
-        parts = axes.strip("()").split()
-        dims[i] = f"{bare}{rest}@({' '.join(reversed(parts))})"
-        return Exchange(tuple(parts), label), " ".join(dims)
+        j = self.random.choice(others)
+        dims[i], dims[j] = bare + rest, f"{dims[j]}@{axes}"
+        return AllToAll(axes, label, spec(self.dims[j][0]).label(0)), " ".join(dims)
+
+    def changed(self, i: int) -> str:
+        """A dim cut over the same axes in another way; factors keep what cuts them."""
+        bare, cuts = self.dims[i]
+        inner = isinstance(self.sizes[spec(bare).names[0]], Packing)
+        axes = re.findall(r"a\d+", bare + cuts if inner else cuts)
+        self.random.shuffle(axes)
+        if not inner:
+            orders = ["", ".zigzag"] if bare.isalnum() else [""]
+            return bare + "".join(f"@{axis}{self.random.choice(orders)}" for axis in axes)
+        at = sorted(self.random.randint(0, len(axes)) for _ in range(2))
+        names = spec(bare).names
+        parts = [
+            f"@({' '.join(some)}){order}" if some else ""
+            for some, order in (
+                (axes[: at[0]], ".balance"),
+                (axes[at[0] : at[1]], ".zigzag"),
+                (axes[at[1] :], ""),
+            )
+        ]
+        return f"({names[0]}{parts[0]} {names[1]}{parts[1]}){parts[2]}"
 
     def summed(self) -> tuple[Step | None, str]:
         """A sum over whatever nothing cuts; nothing to do where there is no such axis."""
@@ -235,7 +255,14 @@ def main() -> None:
     for seed in range(options.texts):
         drawn = Drawn(seed)
         seconds, memory = measured(drawn.work)
-        found.append((seconds, memory, type(drawn.step).__name__, f"{drawn.src}  on {drawn.mesh}"))
+        found.append(
+            (
+                seconds,
+                memory,
+                type(drawn.step).__name__ if drawn.step else "-",
+                f"{drawn.src}  on {drawn.mesh}",
+            )
+        )
     seconds, memory = (sorted(one[i] for one in found) for i in (0, 1))
     half = len(found) // 2
     print(f"\n{len(found)} drawn texts: median {seconds[half]:.3f} s, {memory[half]:.0f} MB")

@@ -2,9 +2,9 @@
 
 `parser` reads text into the tree of `syntax`; `spec` is the door. `binding` meets a spec with a
 `MeshShape` and sizes and makes the dims of `dims`, cut by the arithmetic of `pieces`; `layout`
-hands them on as who holds which indices. Everything is integers and frozen; no rank, and of torch
-only the names of DTensor's placements (`placements`). Errors of all wings are rendered in
-`errors`.
+hands them on as who holds which indices. `census` counts what all ranks hold at once, in closed
+forms and by the runs of `tiling`. Everything is integers and frozen; no rank, and of torch only the
+names of DTensor's placements (`placements`). Errors of all wings are rendered in `errors`.
 """
 
 from vlshard.language.arrays import IntArray

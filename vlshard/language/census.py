@@ -50,7 +50,7 @@ def counts(dim: BoundDim, ranks: Ranks) -> IntArray:
         case Plain():
             return grid(plain_tiling(dim).rows, dim.cuts, ranks)
         case Packed():
-            return _packed_counts(dim, ranks)
+            return _packed_window(dim, ranks)[1] * dim.packing.unit
 
 
 def costs(dim: Packed, ranks: Ranks) -> FloatArray:
@@ -86,11 +86,37 @@ def kept(before: BoundDim, after: BoundDim, ranks: Ranks) -> IntArray:
       after: the same dim as it is cut after.
       ranks: ranks along each part of the mesh, in its order.
     """
-    if isinstance(before, Fused) and isinstance(after, Fused):
+    blocks = [one for one in map(_in_blocks, (before, after)) if one]
+    if len(blocks) == 2:
         places = _places(ranks, _type(before.size))
-        return _overlap(_boxes(before, places), _boxes(after, places))
+        return _overlap(_boxes(blocks[0], places), _boxes(blocks[1], places), _ones(places))
+    if isinstance(before, Packed) and isinstance(after, Packed) and _alike(before, after):
+        windows = [_packed_window(dim, ranks) for dim in (before, after)]
+        first = np.maximum(*(start for start, _ in windows))
+        last = np.minimum(*(start + units for start, units in windows))
+        return np.maximum(last - first, 0) * before.packing.unit
     sides = [tiled(dim) for dim in (before, after) if not isinstance(dim, Fused)]
     return tilings_kept(sides[0], sides[1], ranks)
+
+
+def _in_blocks(dim: BoundDim) -> Fused | None:
+    """A fused dim, or a plain one without orders as that of a single factor; else None."""
+    match dim:
+        case Fused():
+            return dim
+        case Plain() if not any(cut.order for cut in dim.cuts):
+            return Fused((Factor(dim.size),), dim.cuts)
+        case _:
+            return None
+
+
+def _alike(before: Packed, after: Packed) -> bool:
+    """Whether packs differ at most in how they are cut as a whole."""
+    return (before.packing, before.segments, before.each) == (
+        after.packing,
+        after.segments,
+        after.each,
+    )
 
 
 def tiled(dim: Plain | Packed) -> Tiled:
@@ -175,6 +201,13 @@ def _type(size: int) -> type:
     return np.int64 if size <= SAFE else object
 
 
+def _ones(places: Grids) -> IntArray:
+    """A grid of 1 alone, in the integers that grids count in; never a bare number."""
+    for place in places.values():
+        return np.ones([1] * place.ndim, place.dtype)
+    return np.ones((), np.int64)
+
+
 def _place(cut: Cut, places: Grids) -> IntArray:
     """Which rank of a cut each place is."""
     place = np.zeros((), np.int64)
@@ -195,8 +228,11 @@ def _plain_counts(dim: Plain, places: Grids) -> IntArray:
     return rows
 
 
-def _packed_counts(dim: Packed, ranks: Ranks) -> IntArray:
-    """Rows of a pack at each place: of the last cut that goes through each segment, by sums."""
+def _packed_window(dim: Packed, ranks: Ranks) -> tuple[IntArray, IntArray]:
+    """The first unit, and how many, that the cuts of the pack leave each place of what it has.
+
+    Of the last cut that goes through each segment sums do.
+    """
     unit, places = dim.packing.unit, _places(ranks, np.int64)
     *each, last = dim.each or (None,)
     tiling = packed_tiling(Packed(dim.packing, dim.segments, tuple(filter(None, each))))
@@ -214,9 +250,12 @@ def _packed_counts(dim: Packed, ranks: Ranks) -> IntArray:
         units = whole + _shared(more, parts, place)
         if last.order == "zigzag":
             units = units + whole + _shared(more, parts, parts - 1 - place)
+    first = units * 0
     for cut in dim.cuts:
-        units = _shared(units, cut.ranks, _place(cut, places))
-    return units * unit
+        place = _place(cut, places)
+        first = first + place * (units // cut.ranks) + np.minimum(place, units % cut.ranks)
+        units = _shared(units, cut.ranks, place)
+    return first, units
 
 
 def _shared(rows: IntArray, ranks: int, place: IntArray) -> IntArray:
@@ -236,25 +275,16 @@ def _window(rows: IntArray, cuts: Sequence[Cut], places: Grids) -> tuple[IntArra
 
 def _counted(factor: Factor, places: Grids) -> tuple[IntArray, IntArray]:
     """What its cuts leave each place of a factor: the first index, and how many."""
-    rows = (
-        _product_of(factor.factors, places)
-        if factor.factors
-        else np.array(factor.size, dtype=_type_of(places))
-    )
+    rows = _product_of(factor.factors, places) if factor.factors else _ones(places) * factor.size
     return _window(rows, factor.cuts, places)
 
 
 def _product_of(factors: Sequence[Factor], places: Grids) -> IntArray:
     """How many indices of a product each place holds."""
-    rows = np.ones((), dtype=_type_of(places))
+    rows = _ones(places)
     for factor in factors:
         rows = rows * _counted(factor, places)[1]
     return rows
-
-
-def _type_of(places: Grids) -> np.dtype[np.int64]:
-    """What grids count in."""
-    return next((place.dtype for place in places.values()), np.dtype(np.int64))
 
 
 # -------------------------------------------------- boxes
@@ -304,13 +334,13 @@ def _crossed(some: Sequence[Box], others: Sequence[Box]) -> list[Box]:
     return [(*one, *other) for one in some for other in others]
 
 
-def _overlap(some: Sequence[Box], others: Sequence[Box]) -> IntArray:
+def _overlap(some: Sequence[Box], others: Sequence[Box], one: IntArray) -> IntArray:
     """Rows that are in boxes of both sets, at each place; boxes of one set do not meet."""
-    found = np.zeros((), np.int64)
-    for one in some:
+    found = one * 0
+    for box in some:
         for other in others:
-            rows = np.ones((), np.int64)
-            for a, b in zip(one, other, strict=True):
+            rows = one
+            for a, b in zip(box, other, strict=True):
                 both = np.minimum(a.stop, b.stop) - np.maximum(a.start, b.start)
                 rows = rows * np.maximum(both, 0)
             found = found + rows

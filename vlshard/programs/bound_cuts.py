@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from vlshard.language import BoundDim, Dim, Factor, Fused, Group, Plain
+from vlshard.language import BoundDim, Dim, Factor, Fused, Group, Packed, Packing, Plain
 from vlshard.language import Cut as BoundCut
 from vlshard.programs.states import Cut, Cuts, Part
 
@@ -48,6 +48,25 @@ def bound_sides(
     for size, cuts in ((prod(leaves.values()) // cycle, turns), (cycle, homes)):
         have, want = (Plain(size, bound_cuts(side, (), sizes)) for side in cuts)
         yield have, want
+
+
+def bound_pack(
+    packing: Packing, length: int, sizes: Sizes, sides: tuple[Cuts, Cuts]
+) -> Iterator[tuple[BoundDim, BoundDim]]:
+    """A pack before and after whose segments are all alike, as a product: of segments and rows.
+
+    Args:
+      packing: the pack.
+      length: rows of each segment, which the cuts divide.
+      sizes: ranks along each part of the mesh.
+      sides: the cuts before and after, none of them of the pack as a whole.
+    """
+    segments = Packing([1] * len(packing.lengths), home=packing.home, homes=packing.homes)
+    have, want = (Packed(segments, bound_cuts(side, (0,), sizes)) for side in sides)
+    yield have, want
+    one = Packing([length])
+    have, want = (Packed(one, each=bound_cuts(side, (1,), sizes)) for side in sides)
+    yield have, want
 
 
 def _fused(dim: Group, cuts: Cuts, leaves: Leaves, sizes: Sizes) -> Fused:

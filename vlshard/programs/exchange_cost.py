@@ -32,7 +32,7 @@ from vlshard.language import (
     tiled,
     tilings_kept,
 )
-from vlshard.programs.bound_cuts import bound_cuts, bound_sides
+from vlshard.programs.bound_cuts import bound_cuts, bound_pack, bound_sides
 from vlshard.programs.even_rows import EvenRows
 from vlshard.programs.states import Cuts, Part, used_axes
 
@@ -106,7 +106,9 @@ class ExchangeCost:
         have, want = used_axes(before), used_axes(after)
         ranks = {axis: n for axis, n in self._sizes.items() if axis in have or axis in want}
         if self._packing:
-            return self._sent_of(ranks, before, after, *self._packed(before, after, ranks))
+            return self._sent_of(
+                ranks, before, after, *self._packed(self._packing, before, after, ranks)
+            )
         leaves, cycle = self._least(before, after)
         rows = prod(leaves.values())
         if rows <= FEW:
@@ -139,20 +141,37 @@ class ExchangeCost:
         return Rows(int(np.max(sent)) * scale, (copies * rows - int(stay.sum())) * scale)
 
     def _packed(
-        self, before: Cuts, after: Cuts, ranks: Mapping[str, int]
+        self, packing: Packing, before: Cuts, after: Cuts, ranks: Mapping[str, int]
     ) -> tuple[IntArray, IntArray, int]:
         """Rows of the pack that places hold before, those that stay, and all."""
-        one, other = self._tiled(before), self._tiled(after)
+        # Of a small pack the runs are listed: they are fewer than its rows.
+        if packing.rows > MOST_KEPT and (length := self._even(packing, before, after)):
+            held, stay = np.ones((), np.int64), np.ones((), np.int64)
+            for one, other in bound_pack(packing, length, ranks, (before, after)):
+                held, stay = held * counts(one, ranks), stay * kept(one, other, ranks)
+            return held, stay, self.rows
+        one, other = self._tiled(packing, before), self._tiled(packing, after)
         return grid(one[0].rows, one[1], ranks), tilings_kept(one, other, ranks), self.rows
 
-    def _tiled(self, cuts: Cuts) -> Tiled:
+    def _even(self, packing: Packing, before: Cuts, after: Cuts) -> int:
+        """Rows of every segment, where all are alike, and cut evenly and alone; else 0."""
+        length, *rest = dict.fromkeys(packing.lengths)
+        if rest or not all(cut.part for cut in (*before, *after)):
+            return 0
+        for side in (before, after):
+            inner = [cut for cut in side if cut.part == (1,)]
+            parts = prod(self._sizes[axis] for axis in used_axes(inner))
+            if length % (parts << sum(cut.order == "zigzag" for cut in inner)):
+                return 0
+        return length
+
+    def _tiled(self, packing: Packing, cuts: Cuts) -> Tiled:
         """The runs of the pack as it is cut, kept while there is room."""
         if cuts not in self._tilings:
-            assert self._packing is not None
             if sum(tiling.place.size for tiling, _ in self._tilings.values()) > MOST_KEPT:
                 self._tilings.clear()
             parts = (bound_cuts(cuts, part, self._sizes) for part in ((0,), (1,), ()))
-            self._tilings[cuts] = tiled(Packed(self._packing, *parts))
+            self._tilings[cuts] = tiled(Packed(packing, *parts))
         return self._tilings[cuts]
 
     def _least(self, before: Cuts, after: Cuts) -> tuple[dict[Part, int], int]:

@@ -64,8 +64,8 @@ def _sent(step: Step, src: Layout, dst: Layout) -> Sent:
             return Sent(count, count)
         case AllToAll(_, taken, put):
             leave, arrive = _find(src, put), _find(src, taken)
-            forward = before[leave] - after[leave]
-            backward = after[arrive] - before[arrive]
+            forward = _wide(before[leave] - after[leave], src)
+            backward = _wide(after[arrive] - before[arrive], src)
         case AllGather(axis, dim) | Slice(axis, dim):
             leave = arrive = _find(src, dim)
             forward, backward = _along(leave, src.mesh.read(axis), src, dst)
@@ -78,8 +78,8 @@ def _sent(step: Step, src: Layout, dst: Layout) -> Sent:
         case _:
             assert_never(step)
     return Sent(
-        forward * _product([n for i, n in enumerate(before) if i != leave]),
-        backward * _product([n for i, n in enumerate(after) if i != arrive]),
+        _product([*before[:leave], forward, *before[leave + 1 :]]),
+        _product([*after[:arrive], backward, *after[arrive + 1 :]]),
     )
 
 
@@ -99,7 +99,7 @@ def _along(dim: int, axes: Sequence[str], src: Layout, dst: Layout) -> tuple[Int
     # Of ranks that hold the same rows, the first sends them.
     first = np.zeros([n if i in alike else 1 for i, n in enumerate(shape)], held.dtype)
     first[(0,) * first.ndim] = 1
-    return sends * first, wanted - stay
+    return _wide(sends * first, src), _wide(wanted - stay, src)
 
 
 def _shapes(layout: Layout) -> list[IntArray]:
@@ -109,15 +109,15 @@ def _shapes(layout: Layout) -> list[IntArray]:
 
 def _wide(grid: IntArray, layout: Layout) -> IntArray:
     """A grid with room for products of all that a step sends."""
-    room = prod(layout.shape) * 2 * layout.mesh.size <= SAFE
-    return np.asarray(grid, np.int64 if room else object)
+    room = prod(max(n, 1) for n in layout.shape) * 2 * layout.mesh.size <= SAFE
+    return np.asarray(grid).astype(np.int64 if room else object)
 
 
 def _product(grids: Sequence[IntArray]) -> IntArray:
-    """The product of several grids."""
-    found = np.ones((), np.int64)
+    """The product of several grids, in the integers that they are."""
+    found = np.ones((), grids[0].dtype if grids else np.int64)
     for grid in grids:
-        found = found * grid
+        found = np.asarray(found * grid, found.dtype)
     return found
 
 

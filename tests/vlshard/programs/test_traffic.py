@@ -10,7 +10,7 @@ from vlshard.language.layout import layout
 from vlshard.language.mesh_shape import MeshShape
 from vlshard.language.packing import Packing
 from vlshard.language.spec import spec
-from vlshard.programs.exchange_cost import ExchangeCost
+from vlshard.programs.exchange_cost import ExchangeCost, symbolic_packing
 from vlshard.programs.program import Program
 from vlshard.programs.routes import route
 from vlshard.programs.states import read_state
@@ -155,10 +155,34 @@ def test_packs_dealt_over_65536_ranks_say_what_they_send():
     ] == [(31 * 40, 31 * 40)] * 2
 
 
-def test_the_exchange_of_a_fused_dim_over_256_by_256_is_counted():
-    cost = ExchangeCost(spec("(h d)").dims[0], {"dp": 256, "tp": 256})
-    mesh = MeshShape(dp=256, tp=256)
-    before, after = (read_state(spec(t), mesh).dims[0] for t in ("(h@dp d@tp)", "(h@tp d@dp)"))
-    most, total = cost.sent(before, after)
-    assert Fraction(most, cost.rows) == Fraction(1, 2**16)
-    assert Fraction(total, cost.rows) == 1 - Fraction(1, 256)
+def symbolic(text, mesh):
+    """What an exchange costs without sizes, as fractions of the dim."""
+    sides = [spec(side) for side in text.split(" -> ")]
+    before, after = (read_state(side, mesh).dims[0] for side in sides)
+    dim = sides[0].dims[0]
+    packing = symbolic_packing((before, after), mesh.parts) if "img" in text else None
+    cost = ExchangeCost(dim, mesh.parts, packing)
+    return [Fraction(rows, cost.rows) for rows in cost.sent(before, after)]
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "total"),
+    [
+        # The ranks whose two places are the same, one in 256 of all, keep what they have.
+        ("(h@dp d@tp) -> (h@tp d@dp)", Fraction(1, 2**16), 1 - Fraction(1, 256)),
+        ("(h g@dp@tp) -> (h g@tp@dp)", Fraction(1, 2**16), 1 - Fraction(1, 256)),
+        ("s@dp@tp -> s@tp@dp", Fraction(1, 2**16), 1 - Fraction(1, 256)),
+        # Where rows are at home says nothing of where they are cut.
+        ("s@dp.home -> s@dp", Fraction(255, 2**16), Fraction(255, 256)),
+        ("s@dp.home@tp -> s@tp@dp", Fraction(255, 2**24), Fraction(255, 256)),
+        # Rank r has the blocks r and 511 - r of 512 before, 2r and 2r + 1 after: rank 0 keeps the
+        # first, rank 170 the block 341, and nobody else anything.
+        ("s@dp.zigzag -> s@dp", Fraction(2, 512), 1 - Fraction(2, 512)),
+        # Of a segment, the 256 ranks where it is at home keep a part each, of 65,536.
+        ("(img@dp.home s) -> (img s@(dp tp))", Fraction(255, 2**16), Fraction(255, 256)),
+        ("(img@dp s@tp) -> (img@tp s@dp)", Fraction(1, 2**16), 1 - Fraction(1, 256)),
+        ("(img@dp s)@tp -> (img@dp s@tp)", 0, 0),
+    ],
+)
+def test_symbolic_exchanges_over_65536_ranks(text, most, total):
+    assert symbolic(text, MeshShape(dp=256, tp=256)) == [most, total]
