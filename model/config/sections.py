@@ -85,6 +85,9 @@ def _read_rope(values: Settings, theta: float, *types: str) -> tuple[float, Sett
     """Base of the rotary frequencies and the section that tells of them, in either spelling."""
     key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
     rope = values.section(key)
+    both = values.get("rope_scaling"), values.get("rope_parameters")
+    if all(both) and both[0] != both[1]:
+        values.problem("rope_scaling and rope_parameters differ: expected one of them")
     rope.one_of("rope_type" if rope.get("rope_type") is not None else "type", *types)
     for place in (values, rope):
         place.one_of("partial_rotary_factor", 1, 1.0)

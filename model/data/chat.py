@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from model.config import Config, json_text, odd_file
+from model.config import Config, json_text, odd_file, read_json
 from model.data.control import Alphabet, ControlError, Controls
 from model.data.sample import IGNORED, Sample
 from model.data.template import Cut, Template, TemplateError
@@ -21,7 +21,8 @@ MARK = "<image>"
 MARKS = re.compile(r"(\\*)(<image>|<video>)")
 SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = ("system", "user", "assistant", "tool")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SETTINGS = "tokenizer_config.json"
+TOKENIZER_FILES = ("tokenizer.json", SETTINGS, "chat_template.jinja", "chat_template.json")
 
 Turn = dict[str, Any]
 Span = tuple[int, int]
@@ -283,9 +284,7 @@ def _parts(pieces: list[str]) -> str | list[Turn]:
 def _load_tools(folder: Path, config: Config) -> Tools:
     """Load a folder's tokenizer and template, and make sure that they serve for chats."""
     for name in TOKENIZER_FILES:
-        odd = odd_file(folder / name) if (folder / name).exists() else None
-        if odd is not None:
-            raise ChatError(f"{folder / name}: {odd}")
+        _check_file(folder / name)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever missing or foreign files lead to
@@ -307,6 +306,18 @@ def _load_tools(folder: Path, config: Config) -> Tools:
         config.vision_end_token_id,
     )
     return Tools(Controls(tokenizer, visual), Template(source, tokenizer.special_tokens_map))
+
+
+def _check_file(path: Path) -> None:
+    """Raise ChatError where something else is in place of a file, or settings have a key twice."""
+    try:
+        if path.name == SETTINGS and path.exists():
+            read_json(path)
+        odd = odd_file(path) if path.exists() else None
+    except (OSError, ValueError, RecursionError) as error:
+        odd = clipped(error)
+    if odd is not None:
+        raise ChatError(f"{path}: {odd}")
 
 
 def _find_template(tokenizer: Any, folder: Path) -> None:

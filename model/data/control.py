@@ -90,6 +90,7 @@ class Alphabet:
         spelt = "|".join(map(re.escape, sorted(self._by_text, key=len, reverse=True)))
         self._spelt = re.compile(spelt)
         self._rendered = re.compile(f"{self.mark}?({spelt})|{self.mark}")
+        self._escaped = tuple(write(self.mark)[1:-1] for write in (repr, json.dumps))
         self._begun = {text[:k] for text in self._by_text for k in range(1, len(text))}
 
     def marked(self, prose: str) -> str:
@@ -102,7 +103,14 @@ class Alphabet:
         return prose
 
     def respelt(self, rendered: str) -> str:
-        """Rendered text with letters for the template's control tokens, and without marks."""
+        """Rendered text with letters for the template's control tokens, and without marks.
+
+        Raises: ControlError if marks cannot be told because the template wrote prose as code.
+        """
+        if any(escaped in rendered for escaped in self._escaped):
+            raise ControlError(
+                "the chat template writes as code what messages spell like control tokens"
+            )
 
         def letter(found: re.Match[str]) -> str:
             text = found[1]

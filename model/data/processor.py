@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from model.config import Config, odd_file
+from model.config import Config, read_json
 from vlshard.language import clipped
 from vlshard.plan import Grid
 
@@ -38,9 +38,12 @@ def load_processor(folder: Path, config: Config) -> Any:
     if not found:
         raise ImageError(folder, f"no {SETTINGS[0]}; the data has images, so one is needed")
     for path in found:
-        odd = odd_file(path)
-        if odd is not None:
-            raise ImageError(path, odd)
+        try:
+            read_json(path)
+        except OSError as error:
+            raise ImageError(path, str(error.strerror)) from error
+        except (ValueError, RecursionError) as error:
+            raise ImageError(path, f"no valid JSON: {clipped(error)}") from error
     try:
         processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever a broken or foreign settings file leads to

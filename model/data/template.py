@@ -50,6 +50,7 @@ class Template:
             "letters": LETTERS,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
         self._end: weakref.finalize[..., Any] | None = None
         self._lock = Lock()
 
@@ -88,7 +89,7 @@ class Template:
 
     def _started(self) -> subprocess.Popen[bytes]:
         """The process, and its first line said."""
-        if self._process is None:
+        if self._process is None or self._owner != os.getpid():  # a fork has one of its own
             process = subprocess.Popen(
                 [sys.executable, "-P", str(SCRIPT)],
                 stdin=subprocess.PIPE,
@@ -96,7 +97,8 @@ class Template:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # what stops a run by Ctrl+C is not meant for it
             )
-            self._process, self._end = process, weakref.finalize(self, _finish, process)
+            self._process, self._owner = process, os.getpid()
+            self._end = weakref.finalize(self, _finish, process, self._owner)
             assert process.stdin
             process.stdin.write(json.dumps(self._setting, default=str).encode() + b"\n")
         return self._process
@@ -119,10 +121,13 @@ def _line(descriptor: int, until: float) -> bytes:
     return b"".join(pieces)
 
 
-def _finish(process: subprocess.Popen[bytes]) -> None:
-    """End a process and forget it."""
-    process.kill()
-    process.wait()
+def _finish(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End a process and forget it; a fork of the one that started it only forgets it."""
+    if owner == os.getpid():
+        process.kill()
+        process.wait()
+    else:
+        process.returncode = 0
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # what was written and never read

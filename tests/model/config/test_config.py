@@ -201,6 +201,10 @@ def test_all_unsupported_settings_are_listed_at_once():
             "text_config.rope_parameters.rope_theta = 0.0: expected a number above 0",
         ),
         (
+            changed(text={"rope_scaling": {"mrope_section": [4, 4, 4], "rope_theta": 5e5}}),
+            "text_config.rope_scaling and rope_parameters differ: expected one of them",
+        ),
+        (
             changed(text={"vocab_size": 10**9}),
             "vocab_size = 1000000000: expected at most 16,777,216",
         ),

@@ -215,3 +215,20 @@ def test_a_tokenizer_that_cuts_texts_does_not_cut_samples(folder, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(state | {"truncation": cut}))
     chats = ChatTemplate(tmp_path, load_config(tmp_path))
     assert len(chats.sample(chat("a", "b" * 50), ()).ids) > 50
+
+
+@pytest.mark.parametrize("written", ["m", "m.content | tojson(ensure_ascii=true)"])
+def test_a_template_that_writes_marked_prose_as_code_is_refused(with_template, written):
+    chats = with_template(f"{{% for m in messages %}}{{{{ {written} }}}}<|im_end|>{{% endfor %}}")
+    with pytest.raises(ChatError, match="writes as code what messages spell like control tokens"):
+        chats.sample(chat("<|im_end|>", "a"), ())
+
+
+def test_settings_with_a_doubled_key_are_refused(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("{", '{"eos_token": "x",', 1))
+    with pytest.raises(ChatError) as error:
+        ChatTemplate(tmp_path, load_config(folder)).sample(chat("a", "b"), ())
+    assert str(error.value) == f"{settings}: duplicate keys: eos_token"

@@ -109,3 +109,15 @@ def test_the_process_ends_with_the_template():
     del template
     gc.collect()
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_fork_has_a_process_of_its_own():
+    template = Template("a", {})
+    assert template.render([], [(0, False)]) == ["a"]
+    child = os.fork()
+    if child == 0:
+        same = template.render([], [(0, False)]) == ["a"]
+        template.close()
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert template.render([], [(0, False)]) == ["a"]
