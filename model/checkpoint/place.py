@@ -82,6 +82,10 @@ def try_target(
     recipe = make_recipe(tensors, config, source, None, expert_layout, SHARD_BYTES)
     sizes = file_sizes(recipe, tensors, source)
     work = None
+    if final.is_mount():
+        raise CheckpointError(
+            f"{final} is a mount point, which keeps its name: name a folder in it"
+        )
     try:
         work = make_sibling(final)
         (work / CONFIG_FILE).write_bytes(bytes(4096))
@@ -109,7 +113,22 @@ def make_sibling(final: Path) -> Path:
 
 
 def put_in_place(work: Path, final: Path) -> None:
-    """Give a complete folder its name; what stood there goes only after that."""
+    """Give a complete folder its name; what stood there goes only after that.
+
+    Raises: CheckpointError that says where the whole export is, if it cannot get its name.
+    """
+    try:
+        _put_in_place(work, final)
+    except OSError as error:
+        kept = final.parent / f"{final.name}.new"
+        if kept.exists():
+            raise
+        os.replace(work, kept)
+        text = f"{final} cannot be replaced: {error.strerror}; the export is whole, as {kept}"
+        raise CheckpointError(text) from error
+
+
+def _put_in_place(work: Path, final: Path) -> None:
     if not final.exists():
         os.replace(work, final)
     elif _exchange(work, final):

@@ -382,6 +382,20 @@ def test_a_plan_that_is_refused_names_its_line(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "world", "fix"),
+    [
+        ("vision_cp_ulysses", 1, "2, 4, 6, 8, ..."),
+        ("vision_cp_hybrid", 3, "4, 8, 12, 16, ..."),
+        ("vision_hsdp", 1, "2, 4, 6, 8, ..."),
+    ],
+)
+def test_a_plan_on_too_few_ranks_says_how_many_it_takes(name, world, fix):
+    with pytest.raises(PlanError) as error:
+        load_plan(f"plans/{name}.py", world)
+    assert str(error.value).splitlines()[-1] == f"  fix: {fix} ranks work"
+
+
 def test_a_plan_is_found_by_module_too():
     assert load_plan("plans.baseline_dp", 4).layouts == load_plan("plans/baseline_dp.py", 4).layouts
 

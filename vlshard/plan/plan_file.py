@@ -3,12 +3,14 @@
 import importlib
 import runpy
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vlshard.language import PlanError, ShardError
+
+MOST_RANKS_TRIED = 64
 
 
 def build_plan(name: str, world: int) -> tuple[object, str]:
@@ -36,8 +38,23 @@ def build_plan(name: str, world: int) -> tuple[object, str]:
             return build(world), source
         except ShardError as error:
             ranks = f"{world} rank{'s' if world != 1 else ''}"
-            error.notes = (*error.notes, f"raised by plan({world}), for a world of {ranks}")
+            told = f"raised by plan({world}), for a world of {ranks}"
+            error.notes = (*error.notes, told, *_fitting_worlds(build))
             raise
+
+
+def _fitting_worlds(build: Callable[[int], object]) -> list[str]:
+    """A line that says for how many ranks a plan can be made, if it can for a few."""
+    fitting: list[str] = []
+    for world in range(1, MOST_RANKS_TRIED + 1):
+        try:
+            found: Any = build(world)
+            if found.mesh.size == world:
+                fitting.append(str(world))
+        except (Exception, SystemExit):
+            continue
+    some = ", ".join(fitting[:4]) + (", ..." if len(fitting) > 4 else "")
+    return [f"fix: {some} ranks work"] if fitting else []
 
 
 def _module(name: str) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """Where an export goes: whatever happens on the way, the old one or the new one is there."""
 
+import errno
 import os
 import resource
 import signal
@@ -167,6 +168,27 @@ def test_room_is_looked_for_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(place.shutil, "disk_usage", lambda _: enough)
     try_target(tmp_path / "export", CONFIG)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_cannot_get_its_name_is_kept_beside(tmp_path, monkeypatch):
+    folder, rename = tmp_path / "export", os.replace
+
+    def refuse(source, target):
+        if Path(target) == folder:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        rename(source, target)
+
+    monkeypatch.setattr(place.os, "replace", refuse)
+    with pytest.raises(CheckpointError) as error:
+        save_checkpoint(tensors(1.0), folder, CONFIG)
+    kept = f"the export is whole, as {folder}.new"
+    assert str(error.value) == f"{folder} cannot be replaced: Device or resource busy; {kept}"
+    assert norm_of(tmp_path / "export.new") == 1.0
+
+
+def test_a_mount_point_is_found_at_the_start():
+    with pytest.raises(CheckpointError, match="/proc is a mount point, which keeps its name"):
+        try_target("/proc", CONFIG)
 
 
 @pytest.mark.parametrize("folder", ["/proc/export", "/dev/null/export"])
