@@ -70,13 +70,14 @@ def has_weights(folder: str | Path) -> bool:
 
 
 def unread_weights(folder: str | Path) -> list[str]:
-    """Names of the files of a folder that look like weights but that no model is loaded from."""
+    """Files of a folder, or one folder below it, that look like weights but are not loaded."""
     folder = Path(folder)
     read = read_weights(folder).metadata if has_weights(folder) else {}
     return sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.suffix.lower() in WEIGHT_ENDINGS and path.name not in read and path.is_file()
+        name
+        for path in (*folder.glob("*"), *folder.glob("*/*"))
+        if path.suffix.lower() in WEIGHT_ENDINGS and path.is_file()
+        if (name := path.relative_to(folder).as_posix()) not in read
     )
 
 

@@ -32,10 +32,10 @@ def check_outputs(settings: Settings, config: Config) -> None:
     if settings.plot:
         check_picture(settings.plot)
     for path in filter(None, files.values()):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_way(path)
         _try_file(path)
     if settings.save:
-        settings.save.parent.mkdir(parents=True, exist_ok=True)
+        _make_way(settings.save)
         if restore(settings.save):
             say(f"{settings.save}: an export was killed on its way; the one before it is back")
         _check_save(settings)
@@ -69,6 +69,16 @@ def _check_save(settings: Settings) -> None:
     check_target(settings.save, foreign=settings.overwrite)
 
 
+def _make_way(path: Path) -> None:
+    """Make the folders above a place."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links is no OSError everywhere
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise OutputError(f"{path} cannot be written to: {reason or error}") from error
+
+
 def _try_file(path: Path) -> None:
     """Open a file as it will be; what was not there before is not there after."""
     new = not path.exists()
@@ -85,10 +95,18 @@ def _same(one: Path, other: Path) -> bool:
     """Whether two paths lead to one place."""
     if one.exists() and other.exists():
         return one.samefile(other)
-    return one.resolve() == other.resolve()
+    return _resolved(one) == _resolved(other)
 
 
 def _inside(path: Path, folder: Path) -> bool:
     """Whether a path is a folder, or lies in it."""
-    place = folder.resolve()
-    return place in (path.resolve(), *path.resolve().parents)
+    place, found = _resolved(folder), _resolved(path)
+    return place in (found, *found.parents)
+
+
+def _resolved(path: Path) -> Path:
+    """A path without links; one that loops stays as it is, to be refused where it is opened."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.absolute()

@@ -48,6 +48,8 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
         if log:
             log.close_display()
         trainer.check_weights()
+        if trainer.unlabelled:
+            tell(f"{trainer.unlabelled} of {trainer.steps} steps had no label and moved no weight")
         if settings.save:
             export(settings, job, trainer.model, trainer.steps)
             tell(f"exported to {settings.save}")

@@ -148,6 +148,8 @@ def _sum_of_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
     as long; runs of 256 lose 1e-7.
     """
     flat = x.reshape(-1)
+    if flat.dtype == torch.float64:
+        return flat.square().sum().to(dtype)
     whole = flat.numel() // CHUNK * CHUNK
     runs = flat[:whole].view(-1, CHUNK)
     norms = cast(Tensor, torch.linalg.vector_norm(runs, dim=1, dtype=torch.float32))

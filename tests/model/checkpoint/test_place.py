@@ -227,7 +227,8 @@ def test_files_that_look_like_weights_are_named(tmp_path):
     for name in (*names, "config.json", "tokenizer.model", "README.md", "merges.txt"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / "folder.pt").mkdir()
-    assert unread_weights(tmp_path) == sorted(names)
+    (tmp_path / "folder.pt" / "model.safetensors").write_bytes(b"x")
+    assert unread_weights(tmp_path) == sorted([*names, "folder.pt/model.safetensors"])
     Path(tmp_path / "consolidated.PTH").unlink()
     save_checkpoint(tensors(1.0), tmp_path / "whole", CONFIG, shard_bytes=200_000)
     assert unread_weights(tmp_path / "whole") == []

@@ -88,6 +88,13 @@ def test_clip_of_half_precision_takes_no_rounded_factor(dtype):
     assert torch.equal(parameter.grad, torch.full((10_000,), 0.001, dtype=dtype))
 
 
+def test_norm_takes_gradients_of_any_size_in_float64():
+    parameter = torch.nn.Parameter(torch.zeros(1024, dtype=torch.float64))
+    parameter.grad = torch.full((1024,), 1e200, dtype=torch.float64)
+    assert clip_gradients([parameter, with_gradient([1.0])], 1.0).item() == math.inf  # as float32
+    torch.testing.assert_close(parameter.grad, torch.full((1024,), 1 / 32, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
 def test_clip_leaves_what_is_not_finite_to_be_found(value):
     first, second = with_gradient([3.0, value]), with_gradient([4.0])
