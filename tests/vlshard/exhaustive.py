@@ -3,6 +3,8 @@
 - Every pair of specs of up to three dims over up to two axes (sizes 2 to 4; plain, joined, nested,
   zigzag, home and pending splits; fused dims; packed dims on three Packings): the program is the
   one that exhaustive search finds, step by step.
+- Pairs of specs over three axes: programs cost what exhaustive search from the first spec to all
+  others says.
 - Programs on up to 16 ranks, simulated: every rank's result, the gradients, and the bytes.
 - Layouts that DTensor can say: no program sends more than DTensor does.
 
@@ -21,7 +23,7 @@ from math import lcm
 from multiprocessing import Pool
 
 from tests import oracle
-from tests.cheapest import cheapest
+from tests.cheapest import Rules, cheapest, costs_from
 from tests.oracle import Case, Size
 from tests.simulator import simulate
 from tests.vlshard import beside_dtensor
@@ -41,6 +43,7 @@ SIMULATED = [
     {"dp": 2, "cp": 2, "tp": 2},
     {"dp": 4, "cp": 4},
 ]
+THREE_AXES = [{"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 3, "c": 4}]
 BESIDE_DTENSOR = [{"dp": 2, "cp": 4}, {"dp": 4, "cp": 2}, {"dp": 2, "cp": 2, "tp": 2}]
 HOME = (1, 10, 3, 4, 8, 7, 2, 9)
 PACKS = [
@@ -127,6 +130,51 @@ def check_steps(work):
     return right.states
 
 
+def check_costs(work):
+    """Programs from a spec to others cost the least; what is wrong, or how many are compared."""
+    src, targets, mesh = work
+    rules = Rules(src, targets[0], mesh, sizes_of(src, src, mesh, 0))
+    costs = costs_from(rules)
+    for dst in targets:
+        program = program_of(src, dst, mesh, sizes_of(src, dst, mesh, 0))
+        cost = Fraction(costs[rules.state(dst, targets[0])], rules.unit)
+        if (program.cost, program.proven) != (cost, True):
+            return f"{program}\nby exhaustive search: {cost}"
+    return len(targets)
+
+
+def sources_of(kinds, mesh, number, seed):
+    """Specs over three axes, and for each of them others that lie in the same space.
+
+    The first names all axes and carries all orders and factors; so does what lies between.
+    """
+    rng, names = random.Random(f"{seed} {kinds} {mesh}"), tuple(mesh)
+    specs = [spec for spec in specs_of(kinds, names) if rules_of(spec)]
+    plain = [spec for spec in specs if not orders_of(spec)]
+    while number:
+        src = rng.choice(plain if number % 2 else specs)
+        if {*names} != oracle.axes_of(src) or any(c.slot for d in src.dims for c in d.cuts):
+            continue
+        rich = [
+            spec
+            for spec in rng.sample(specs, min(len(specs), 4000))
+            if orders_of(spec) <= orders_of(src) and not spec.pending
+        ]
+        if rich:
+            number -= 1
+            yield src, rich[:50], mesh
+
+
+def rules_of(spec):
+    """Whether a spec has no factors and no homes, which would widen the space."""
+    cuts = [cut for dim in spec.dims for cut in dim.cuts]
+    return all(cut.slot not in ("h", "d") and cut.order != "home" for cut in cuts)
+
+
+def orders_of(spec):
+    return {(i, cut.order) for i, d in enumerate(spec.dims) for cut in d.cuts if cut.order}
+
+
 def kind_of(step):
     """A step as text; an exchange without its axes, which are as it is spelled."""
     text = str(step)
@@ -178,6 +226,10 @@ def main():
                     pairs = pairs_of(kinds, mesh, args.draw, args.seed)
                     work = ((*pair, mesh, pack) for pair in pairs)
                     run(pool, check_steps, work, f"steps   {kinds}, pack {pack}, {mesh}")
+        for mesh in THREE_AXES:
+            for kinds in ["plain plain", "plain plain plain"]:
+                work = sources_of(kinds, mesh, 2 if args.draw else 100, args.seed)
+                run(pool, check_costs, work, f"costs   {kinds}, {mesh}")
         for mesh in SIMULATED:
             for kinds in KINDS + KINDS_OF_THREE:
                 draw = args.draw or 300
