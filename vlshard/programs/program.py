@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlshard.language import Layout, MeshShape, Packing, Spec, layout
+from vlshard.programs.information import least_sent
 from vlshard.programs.steps import Step, dual
 from vlshard.programs.traffic import at_rank, sent
 
@@ -87,7 +88,8 @@ class Program:
           itemsize: bytes of one element.
           sizes: global size or packing of each dim, by name.
         Returns: per step the layout that it leads to, its backward, and the bytes of the rank that
-          sends most, both ways; below them the most that a rank sends in all steps.
+          sends most in it, both ways; below them the most that one rank sends in all steps, and
+          what the rank that sends most must send forward in any program (``information``).
         Raises: LayoutError if a size is missing or does not fit.
         """
         if not self.steps:
@@ -96,15 +98,20 @@ class Program:
         most = [Traffic(*(itemsize * int(np.max(grid)) for grid in one)) for one in found]
         total = [itemsize * int(np.max(sum(way))) for way in zip(*found, strict=True)]
         rows = [("forward", "layout", "bytes", "backward", "bytes")]
-        for step, spec, each in zip(self.steps, self.specs[1:], most, strict=True):
-            rows.append((str(step), str(spec), f"{each[0]:,}", str(dual(step)), f"{each[1]:,}"))
-        sum_up = f"  a rank sends at most {total[0]:,} bytes, in backward {total[1]:,}"
+        texts = self._texts
+        for step, text, spec, each in zip(self.steps, texts, self.specs[1:], most, strict=True):
+            rows.append((text, str(spec), f"{each[0]:,}", str(dual(step)), f"{each[1]:,}"))
+        layouts = self.layouts(self.mesh, **sizes)
+        least = itemsize * least_sent(layouts[0], layouts[-1])
+        sum_up = f"  a rank sends at most {total[0]:,} bytes in all, in backward {total[1]:,}"
+        sum_up += f"; no program less than {least:,}"
         return "\n".join([self._head, *_table(rows, "<<><>"), sum_up])
 
     def __str__(self) -> str:
         if not self.steps:
             return f"{self._head}\n  nothing to do"
-        rows = [(str(step), f"backward {dual(step)}") for step in self.steps]
+        pairs = zip(self.steps, self._texts, strict=True)
+        rows = [(text, f"backward {dual(step)}") for step, text in pairs]
         if self.between:
             pairs = zip(rows, self.specs[1:], strict=True)
             rows = [(step, f"-> {spec}", back) for (step, back), spec in pairs]
@@ -112,8 +119,15 @@ class Program:
 
     @property
     def _head(self) -> str:
-        """The arrow and the mesh."""
-        return f"{self.src} -> {self.dst}  on {self.mesh}"
+        """The arrow and the mesh, and whether there may be cheaper programs."""
+        doubt = "" if self.proven else "  (the cheapest found, not proven to be)"
+        return f"{self.src} -> {self.dst}  on {self.mesh}{doubt}"
+
+    @property
+    def _texts(self) -> list[str]:
+        """The steps as they print."""
+        marks = [" (spelling)" * (i in self.spellings) for i in range(len(self.steps))]
+        return [f"{step}{mark}" for step, mark in zip(self.steps, marks, strict=True)]
 
 
 def _table(rows: Sequence[Sequence[str]], sides: str) -> list[str]:

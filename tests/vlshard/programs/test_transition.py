@@ -212,7 +212,7 @@ def test_program_prints_what_it_sends():
         "  forward                  layout       bytes  backward                 bytes\n"
         "  AllToAll s -> h over cp  b@dp s h@cp  1,536  AllToAll h -> s over cp  1,536\n"
         "  AllToAll b -> s over dp  b s@dp h@cp  1,024  AllToAll s -> b over dp  1,024\n"
-        "  a rank sends at most 2,560 bytes, in backward 2,560"
+        "  a rank sends at most 2,560 bytes in all, in backward 2,560; no program less than 1,792"
     )
 
 
