@@ -95,30 +95,35 @@ def text_attention(
       q_norm_w: scale of a query's features.
       k_norm_w: scale of a key's features.
       x: normed tokens of this rank.
-      rope: phases of these tokens.
+      rope: phases of the tokens that attention computes on.
       eps: of the norms.
       at: where queries, keys and values travel.
     Returns: one row per token; same dtype as x.
     Source: transformers 5.24, Qwen3VLMoeTextAttention.
     """
     width = len(q_norm_w)
+    x = at.enter("text.attention", x)
     k = at.start("text.k", rotate(rms_norm(heads(x, params.k, width), k_norm_w, eps=eps), rope))
     v = at.start("text.v", heads(x, params.v, width))
     q = at.start("text.q", rotate(rms_norm(heads(x, params.q, width), q_norm_w, eps=eps), rope))
     out = einops.rearrange(at.attend("text", q, k, v), "b s h d -> b s (h d)")
-    return F.linear(out, params.out.w, params.out.b)
+    out = at.leave("text.attention", F.linear(out, params.out.w))
+    return out if params.out.b is None else out + params.out.b
 
 
-def mlp(params: MlpParams, x: Float[Tensor, "*rows m"]) -> Float[Tensor, "*rows m"]:
-    """A gated MLP on every row.
+def mlp(params: MlpParams, x: Float[Tensor, "b s m"], *, at: Boundaries) -> Float[Tensor, "b s m"]:
+    """A gated MLP on every token.
 
     Args:
       params: gate, up and down projections.
-      x: rows.
-    Returns: one row per row; same dtype as x.
+      x: normed tokens of this rank.
+      at: where tokens travel.
+    Returns: one row per token; same dtype as x.
     Source: transformers 5.24, Qwen3VLMoeTextMLP.
     """
-    return F.linear(F.silu(F.linear(x, params.gate_w)) * F.linear(x, params.up_w), params.down_w)
+    x = at.enter("text.mlp", x)
+    inner = F.silu(F.linear(x, params.gate_w)) * F.linear(x, params.up_w)
+    return at.leave("text.mlp", F.linear(inner, params.down_w))
 
 
 def sparse_mlp(
@@ -154,7 +159,7 @@ def text_block(
     Args:
       params: the layer's weights; their class says whether it has experts.
       x: tokens of this rank.
-      rope: phases of these tokens.
+      rope: phases of the tokens that attention computes on.
       real: indices of tokens that are no padding in the flat b*s rows.
       eps: of the norms.
       top_k: experts per token.
@@ -167,7 +172,7 @@ def text_block(
     x = x + text_attention(params.attn, *norms, normed, rope, eps=eps, at=at)
     normed = rms_norm(x, params.norm2_w, eps=eps)
     if isinstance(params.mlp, MlpParams):
-        return x + mlp(params.mlp, normed), None
+        return x + mlp(params.mlp, normed, at=at), None
     out, load = sparse_mlp(params.mlp, normed, real, top_k=top_k)
     return x + out, load
 

@@ -68,17 +68,37 @@ def vision_attention(
     Args:
       params: projections.
       x: normed patches of this rank.
-      rope: phases of these patches.
+      rope: phases of the patches that attention computes on.
       width: width of a head.
       at: where queries, keys and values travel.
     Returns: one row per patch; same dtype as x.
     Source: transformers 5.24, Qwen3VLMoeVisionAttention.
     """
+    x = at.enter("vision.attention", x)
     k = at.start("vision.k", rotate(heads(x, params.k, width), rope))
     v = at.start("vision.v", heads(x, params.v, width))
     q = at.start("vision.q", rotate(heads(x, params.q, width), rope))
     out = einops.rearrange(at.attend("vision", q, k, v), "n h d -> n (h d)")
-    return F.linear(out, params.out.w, params.out.b)
+    out = at.leave("vision.attention", F.linear(out, params.out.w))
+    return out if params.out.b is None else out + params.out.b
+
+
+def vision_mlp(
+    fc1: LinearParams, fc2: LinearParams, x: Float[Tensor, "n c"], *, at: Boundaries
+) -> Float[Tensor, "n c"]:
+    """An MLP on every patch.
+
+    Args:
+      fc1: projection to the inner width.
+      fc2: projection back.
+      x: normed patches of this rank.
+      at: where patches travel.
+    Returns: one row per patch; same dtype as x.
+    Source: transformers 5.24, Qwen3VLMoeVisionMLP.
+    """
+    inner = F.linear(at.enter("vision.mlp", x), fc1.w, fc1.b)
+    out = at.leave("vision.mlp", F.linear(F.gelu(inner, approximate="tanh"), fc2.w))
+    return out if fc2.b is None else out + fc2.b
 
 
 def vision_block(
@@ -89,15 +109,14 @@ def vision_block(
     Args:
       params: the block's weights.
       x: patches of this rank.
-      rope: phases of these patches.
+      rope: phases of the patches that attention computes on.
       width: width of a head.
       at: where queries, keys and values travel.
     Returns: one row per patch; same dtype as x.
     Source: transformers 5.24, Qwen3VLMoeVisionBlock.
     """
     x = x + vision_attention(params.attn, layer_norm(x, params.norm1), rope, width=width, at=at)
-    inner = F.linear(layer_norm(x, params.norm2), params.fc1.w, params.fc1.b)
-    return x + F.linear(F.gelu(inner, approximate="tanh"), params.fc2.w, params.fc2.b)
+    return x + vision_mlp(params.fc1, params.fc2, layer_norm(x, params.norm2), at=at)
 
 
 def merge_patches(

@@ -18,6 +18,7 @@ from vlshard.plan.boundaries import local_boundaries
 from vlshard.plan.header import make_headers
 from vlshard.plan.plan import load_plan
 from vlshard.storage.norm import clip_gradients, grad_norm
+from vlshard.storage.parts import Parts
 from vlshard.storage.shard_model import shard_model
 
 
@@ -82,10 +83,12 @@ class Run:
                 self.model,
                 self.bound.storages,
                 self.bound.mesh,
+                parts=self.bound.parts,
                 lookups=self.bound.config.lookups(),
             )
             self.model.to_empty(device="cpu")
-        fill(self.model, config, seed)
+        self.parts = self.bound.parts if self.bound else Parts()
+        fill(self.model, config, seed, self.parts)
         self.outcome = Outcome()
 
     def headers(self, batch: Batch):
@@ -130,7 +133,7 @@ class Run:
 
     def raw_gradients(self) -> dict[str, torch.Tensor | None]:
         return {
-            name: None if p.grad is None else full(p.grad).clone()
+            name: None if p.grad is None else self.parts.gather(name, full(p.grad)).clone()
             for name, p in self.model.named_parameters()
             if p.requires_grad
         }
@@ -149,8 +152,8 @@ class Run:
         if expected is None:
             self.outcome.gradients = self.raw_gradients()
         else:
-            self.outcome.faults = sharded_faults(self.model, expected)
-        self.outcome.norms.append(float(grad_norm(self.trained)))
+            self.outcome.faults = sharded_faults(self.model, expected, self.parts)
+        self.outcome.norms.append(float(grad_norm(self.trained, self.counted)))
         return self.outcome
 
     def train(self, batches, *, steps: int, weight_decay: float = 0.0, lr=1e-3) -> Outcome:
@@ -163,12 +166,18 @@ class Run:
             self.outcome.losses.append(self.forward_backward(batches[step % len(batches)]))
             if step == 0:
                 self.outcome.gradients = self.raw_gradients()
-            self.outcome.norms.append(float(clip_gradients(self.trained, 1.0)))
+            self.outcome.norms.append(float(clip_gradients(self.trained, 1.0, self.counted)))
             optimizer.step()
         self.outcome.weights = {
-            name: full(p.detach()).clone() for name, p in self.model.named_parameters()
+            name: self.parts.gather(name, full(p.detach())).clone()
+            for name, p in self.model.named_parameters()
         }
         return self.outcome
+
+    @property
+    def counted(self) -> list[bool] | None:
+        named = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        return [self.bound.counts(name) for name in named] if self.bound else None
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -187,15 +196,27 @@ def gradient_faults(found: Outcome, expected: Outcome) -> list[str]:
     return _judged(expected, [_off(*pair) for pair in pairs])
 
 
-def sharded_faults(model: torch.nn.Module, expected: Outcome) -> list[str]:
+def sharded_faults(model: torch.nn.Module, expected: Outcome, parts: Parts) -> list[str]:
     """The same, each rank looking at what it holds; every rank calls this alike and gets all."""
     found = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     if found.keys() != expected.gradients.keys():
         return [f"keys differ: {found.keys() ^ expected.gradients.keys()}"]
-    pairs = ((name, found[name], right) for name, right in expected.gradients.items())
+    pairs = (
+        (name, found[name], right if right is None else own_part(name, right, parts))
+        for name, right in expected.gradients.items()
+    )
     off = torch.tensor([_off(*pair) for pair in pairs], dtype=torch.float64)
     dist.all_reduce(off)
     return _judged(expected, off.tolist())
+
+
+def own_part(name: str, whole: torch.Tensor, parts: Parts) -> torch.Tensor:
+    """What this rank computes with of a whole parameter or gradient."""
+    local = whole.new_empty(parts.shape(name, tuple(whole.shape)))
+    block = tuple(slice(0, size) for size in local.shape)
+    for here, there in parts.rectangles(name, block):
+        local[here] = whole[there]
+    return local
 
 
 def _off(name: str, gradient: torch.Tensor | None, right: torch.Tensor | None) -> tuple:

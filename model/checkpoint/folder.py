@@ -11,6 +11,7 @@ from torch import Tensor
 from model.checkpoint.headers import CheckpointError, Stored, Weights, read_weights
 from model.config import Config, Shape
 from vlshard.language import clipped_lines
+from vlshard.storage import Parts
 
 RELEASED, TRANSPOSED = "released", "transposed"
 MOST_OF_A_KIND = 12  # faults of one kind that a message lists
@@ -104,12 +105,13 @@ def check_checkpoint(
     return Checkpoint(folder, entries, weights.metadata, weights.index)
 
 
-def check_parameters(parameters: Mapping[str, Tensor], config: Config) -> None:
-    """Refuse parameters that are not those of the config.
+def check_parameters(parameters: Mapping[str, Tensor], config: Config, parts: Parts) -> None:
+    """Refuse parameters that are not those of the config, or not this rank's parts of them.
 
     Raises: CheckpointError that lists names and shapes that differ.
     """
-    shapes = config.parameter_shapes()
+    whole = config.parameter_shapes()
+    shapes = {name: parts.shape(name, shape) for name, shape in whole.items()}
     missing = [f"the model has no parameter {name}" for name in shapes if name not in parameters]
     others = [f"the model has a parameter {name}" for name in parameters if name not in shapes]
     odd = [

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from model.checkpoint.folder import LAYOUTS, Checkpoint, check_checkpoint, check
 from model.checkpoint.headers import CheckpointError, has_weights
 from model.checkpoint.place import check_target, make_sibling, put_in_place
 from model.config import Config
-from model.modules import Block, Target, named_parameters, write_block
+from model.modules import Target, named_parameters, write_block
 from vlshard.comm import AgreedError, Group, agree, together
+from vlshard.storage import Block, Parts
 
 __all__ = [
     "LAYOUTS",
@@ -34,7 +36,11 @@ __all__ = [
 
 
 def load_checkpoint(
-    target: Target, folder: str | Path, config: Config, expert_layout: str | None = None
+    target: Target,
+    folder: str | Path,
+    config: Config,
+    expert_layout: str | None = None,
+    parts: Parts | None = None,
 ) -> Checkpoint:
     """Load a Hugging Face folder into parameters.
 
@@ -46,17 +52,19 @@ def load_checkpoint(
       folder: a Hugging Face folder with safetensors.
       config: of the model.
       expert_layout: layout of experts on disk where shapes cannot tell.
+      parts: the parameters of which this rank computes with a part.
     Returns: where each parameter lies.
     Raises: CheckpointError that lists every fault, before any tensor is read.
     """
     checkpoint = check_checkpoint(folder, config, expert_layout)
     parameters = named_parameters(target)
-    check_parameters(parameters, config)
+    check_parameters(parameters, config, parts or Parts())
     for file, names in checkpoint.files.items():
         with safe_open(checkpoint.folder / file, framework="pt") as opened:
             for name in names:
                 part, swapped = opened.get_slice(name), checkpoint.entries[name].swapped
-                write_block(parameters[name], lambda at, p=part, s=swapped: _read(p, at, s))
+                read = partial(_read, part, swapped=swapped)
+                write_block(name, parameters[name], read, parts)
     return checkpoint
 
 
@@ -70,6 +78,7 @@ def save_checkpoint(
     expert_layout: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     extra: Mapping[str, str] | None = None,
+    parts: Parts | None = None,
     group: Group = None,
 ) -> None:
     """Write a Hugging Face folder that transformers loads.
@@ -90,13 +99,15 @@ def save_checkpoint(
       expert_layout: ``released`` or ``transposed``; needed where the source's shapes cannot tell.
       shard_bytes: largest size of a file where there is no source to follow.
       extra: text of further files of the folder, by name.
+      parts: the parameters of which this rank computes with a part.
       group: ranks that take part, on a backend with CPU tensors; None is all of them.
     Raises: CheckpointError on every rank if the target may not be replaced, if the source does not
       fit the config, if a value is not finite in the dtype that it gets, or if writing failed;
       nothing is changed then. ValueError if the parameters are not the config's.
     """
     tensors = named_parameters(target)
-    check_parameters(tensors, config)
+    parts = parts or Parts()
+    check_parameters(tensors, config, parts)
     final, writer = Path(folder).resolve(), not dist.is_initialized() or dist.get_rank() == 0
     source = None if source is None else Path(source)
     recipe, work = None, None
@@ -104,13 +115,14 @@ def save_checkpoint(
         with _agreed(final, group):
             if writer:
                 check_target(final)
-                recipe = make_recipe(tensors, config, source, dtype, expert_layout, shard_bytes)
+                wholes = {name: _meta(name, x, parts) for name, x in tensors.items()}
+                recipe = make_recipe(wholes, config, source, dtype, expert_layout, shard_bytes)
                 work = make_sibling(final)
                 write_settings(work, config, source, recipe)
                 for name, text in (extra or {}).items():
                     (work / name).write_text(text, encoding="utf-8")
         order = [list(piece.dtypes) for piece in recipe.pieces] if recipe else None
-        failure = _write_pieces(tensors, agree(order, group)[0], recipe, work)
+        failure = _write_pieces(tensors, parts, agree(order, group)[0], recipe, work)
         with _agreed(final, group):
             if failure is not None:
                 raise failure
@@ -136,6 +148,7 @@ def _agreed(final: Path, group: Group) -> Generator[None]:
 
 def _write_pieces(
     tensors: Mapping[str, Tensor],
+    parts: Parts,
     order: list[list[str]],
     recipe: Recipe | None,
     work: Path | None,
@@ -147,29 +160,36 @@ def _write_pieces(
     """
     failure: Exception | None = None
     for number, names in enumerate(order):
-        parts: dict[str, Tensor] = {}
+        written: dict[str, Tensor] = {}
         for name in names:
-            whole = _whole(tensors[name])
+            whole = _whole(name, tensors[name], parts)
             if recipe is not None and failure is None:
                 dtype = recipe.pieces[number].dtypes[name]
-                parts[name] = _as_stored(whole, dtype, name in recipe.swapped)
-                if not bool(torch.isfinite(parts[name]).all()):
+                written[name] = _as_stored(whole, dtype, name in recipe.swapped)
+                if not bool(torch.isfinite(written[name]).all()):
                     text = f"{name} has values that are not finite as {_name(dtype)}"
                     failure = CheckpointError(f"{text}: nothing is exported")
         if recipe is not None and work is not None and failure is None:
             piece = recipe.pieces[number]
             try:
-                save_file(parts, work / piece.file, piece.metadata)
+                save_file(written, work / piece.file, piece.metadata)
                 (work / piece.file).chmod((work / CONFIG_FILE).stat().st_mode & 0o777)
             except (OSError, SafetensorError) as error:
                 failure = error
     return failure
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """The whole of a parameter; a collective if it is sharded."""
+def _whole(name: str, tensor: Tensor, parts: Parts) -> Tensor:
+    """The whole of a parameter; a collective if it is sharded, or cut for compute."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return parts.gather(name, part)
+
+
+def _meta(name: str, tensor: Tensor, parts: Parts) -> Tensor:
+    """The whole of a parameter, without values."""
+    shape = parts.whole_shape(name, tuple(tensor.shape))
+    return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
 
 def _as_stored(whole: Tensor, dtype: torch.dtype, swapped: bool) -> Tensor:
@@ -182,7 +202,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _read(part: Any, block: Block, swapped: bool) -> Tensor:
+def _read(part: Any, block: Block, *, swapped: bool) -> Tensor:
     """A block of a tensor on disk, in the model's layout."""
     if any(at.start == at.stop for at in block):
         return torch.zeros([at.stop - at.start for at in block])

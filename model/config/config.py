@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model.config.files import quoted, read_json
+from model.config.insides import text_attention, text_mlp, vision_attention, vision_mlp
 from model.config.json_settings import Settings
 from model.config.sections import (
     MODEL_TYPE,
@@ -20,7 +21,7 @@ from model.config.sections import (
     read_vision,
 )
 from model.config.shapes import Shape, layer_shapes, prefixed, vision_shapes
-from vlshard import Heads
+from vlshard import Heads, Inside
 from vlshard.language import clipped, clipped_lines
 
 ARCHITECTURE = "Qwen3VLMoeForConditionalGeneration"
@@ -133,6 +134,15 @@ class Config:
         """
         c, f = self.vision.hidden_size, self.vision.intermediate_size
         return 2.0 * c, 4.0 * c * c + 2.0 * c * f
+
+    def insides(self) -> Mapping[str, Inside]:
+        """What blocks compute on dims of their own, by the names by which cores enter it."""
+        return {
+            "text.attention": text_attention(self.text),
+            "text.mlp": text_mlp(self.text),
+            "vision.attention": vision_attention(self.vision),
+            "vision.mlp": vision_mlp(self.vision),
+        }
 
     def units(self) -> tuple[str, ...]:
         """Module paths of the parts whose parameters are stored and gathered together.

@@ -23,12 +23,15 @@ Device = torch.device | str
 class VisionInputs:
     """Patches of this rank, in the order of its share; n patches of p values each.
 
+    ``coords`` are of the patches that attention computes on, where a split gathers them; else of
+    these.
+
     ``corners`` and ``corner_weights`` say how the learned position table is interpolated at each
     patch: its four nearest table rows and their bilinear weights.
     """
 
     pixels: Float[Tensor, "n p"]
-    coords: Int[Tensor, "n 2"]
+    coords: Int[Tensor, "entered 2"]
     corners: Int[Tensor, "n 4"]
     corner_weights: Float[Tensor, "n 4"]
 
@@ -37,14 +40,16 @@ class VisionInputs:
 class TextInputs:
     """Tokens of this rank: b rows of s positions, padded behind the last token, or one packed row.
 
-    ``real``, ``visual`` and ``labelled`` are indices into the flat b*s rows, increasing: tokens
-    that are no padding, visual placeholders, and tokens with a target. ``num_labels`` is what a
-    token's loss is divided by, as a 0-dim float: the number of labelled tokens of the whole global
-    batch, at least 1, times the number of ranks that compute the same token.
+    ``positions`` are of the tokens that attention computes on, where a split gathers them; else
+    of these. ``real``, ``visual`` and ``labelled`` are indices into the flat b*s rows,
+    increasing: tokens that are no padding, visual placeholders, and tokens with a target.
+    ``num_labels`` is what a token's loss is divided by, as a 0-dim float: the number of labelled
+    tokens of the whole global batch, at least 1, times the number of ranks that compute the same
+    token.
     """
 
     ids: Int[Tensor, "b s"]
-    positions: Int[Tensor, "3 b s"]
+    positions: Int[Tensor, "3 rows entered"]
     real: Int[Tensor, " t"]
     visual: Int[Tensor, " v"]
     labelled: Int[Tensor, " y"]
@@ -125,7 +130,7 @@ def build_inputs(
     Returns: token and patch rows in the order of the share. Padding has id 0 and position 0.
     Raises: ValueError if pixels are missing or have another shape than their grid.
     """
-    vision = _vision_inputs(header, share.patches, pixels, config.vision) if share.visual else None
+    vision = _vision_inputs(header, share, pixels, config.vision) if share.visual else None
     text = _text_inputs(header, share, samples, config)
     return ModelInputs(
         vision=None if vision is None else VisionInputs(*(x.to(device) for x in vision)),
@@ -140,19 +145,34 @@ def _item_of(items: tuple[Item, ...], patches: IntArray) -> IntArray:
 
 
 def _vision_inputs(
-    header: StepHeader, patches: IntArray, pixels: Pixels, vision: VisionConfig
+    header: StepHeader, share: Share, pixels: Pixels, vision: VisionConfig
 ) -> tuple[Tensor, ...]:
     """The fields of VisionInputs."""
     items = items_of(header)
-    item = _item_of(items, patches)
-    starts = np.array([item.start for item in items], dtype=np.int64)
-    within = patches - starts[item]
-    sizes = np.array([item.size for item in items], dtype=np.int64).reshape(-1, 2)[item]
-    frame_rows = within % sizes.prod(axis=-1)
-    coords = coords_of_patches(frame_rows, sizes[:, 1], merge=vision.spatial_merge_size)
+    item, within, sizes = _places_in_items(items, share.patches)
+    coords = _coords(within, sizes, vision)
     corners, weights = corners_of_patches(coords, sizes, side=vision.position_side)
     rows = _pick_pixels(items, item, within, pixels, vision.patch_width)
+    if share.entered_patches is not None:
+        _, within, sizes = _places_in_items(items, share.entered_patches)
+        coords = _coords(within, sizes, vision)
     return (rows, *(torch.from_numpy(array) for array in (coords, corners, weights)))
+
+
+def _places_in_items(
+    items: tuple[Item, ...], patches: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """For each patch its item, its row in that, and the (rows, columns) of a frame of it."""
+    item = _item_of(items, patches)
+    starts = np.array([item.start for item in items], dtype=np.int64)
+    sizes = np.array([item.size for item in items], dtype=np.int64).reshape(-1, 2)
+    return item, patches - starts[item], sizes[item]
+
+
+def _coords(within: IntArray, sizes: IntArray, vision: VisionConfig) -> IntArray:
+    """(row, column) of each patch in its frame."""
+    frame_rows = within % sizes.prod(axis=-1)
+    return coords_of_patches(frame_rows, sizes[:, 1], merge=vision.spatial_merge_size)
 
 
 def _pick_pixels(
@@ -192,17 +212,31 @@ def _text_inputs(
     held = np.unique(share.samples[real])
     at = _places(tokens, held, share.samples[real], share.positions[real])
     ids, targets = np.zeros(real.shape, dtype=np.int64), np.full(real.shape, IGNORED)
-    positions = np.zeros((3, *real.shape), dtype=np.int64)
     if held.size:
         chosen = [samples[i] for i in held.tolist()]
         ids[real] = np.concatenate([sample.ids for sample in chosen])[at]
         targets[real] = np.concatenate([_targets(sample) for sample in chosen])[at]
-        positions[:, real] = np.concatenate(_positions(header, held, config), axis=1)[:, at]
     visual = real & ((ids == config.image_token_id) | (ids == config.video_token_id))
     labelled = targets != IGNORED
+    entered = share.entered_tokens or (share.samples, share.positions)
+    positions = _rope_positions(header, *entered, config)
     arrays = (ids, positions, *map(np.flatnonzero, (real, visual, labelled)), targets[labelled])
     num_labels = float(max(header.num_labels, 1) * share.copies)
     return (*(torch.from_numpy(array) for array in arrays), torch.tensor(num_labels))
+
+
+def _rope_positions(
+    header: StepHeader, samples: IntArray, positions: IntArray, config: Config
+) -> IntArray:
+    """Multimodal positions of tokens, [3, b, s]; 0 where there is padding."""
+    tokens = header.table.tokens
+    real = positions < tokens[samples]
+    held = np.unique(samples[real])
+    found = np.zeros((3, *real.shape), dtype=np.int64)
+    if held.size:
+        at = _places(tokens, held, samples[real], positions[real])
+        found[:, real] = np.concatenate(_positions(header, held, config), axis=1)[:, at]
+    return found
 
 
 def _places(tokens: IntArray, held: IntArray, samples: IntArray, positions: IntArray) -> IntArray:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model.config import Config
 from model.modules.shards import Target, named_parameters, write_block
+from vlshard.storage import Parts
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
 DEFAULT_STD = 0.02
@@ -42,7 +43,7 @@ def initialize(
     return values
 
 
-def fill(target: Target, config: Config, seed: int) -> None:
+def fill(target: Target, config: Config, seed: int, parts: Parts | None = None) -> None:
     """Initialise all parameters of a model, sharded or not.
 
     Args:
@@ -50,10 +51,13 @@ def fill(target: Target, config: Config, seed: int) -> None:
         DTensor is filled with its part of the whole. Nothing is sent.
       config: of the model.
       seed: of the run; the same on every rank.
+      parts: the parameters of which this rank computes with a part.
     """
+    parts = parts or Parts()
     for name, parameter in named_parameters(target).items():
-        whole = initialize(name, tuple(parameter.shape), config, seed)
-        write_block(parameter, whole.__getitem__)
+        shape = parts.whole_shape(name, tuple(parameter.shape))
+        whole = initialize(name, shape, config, seed)
+        write_block(name, parameter, whole.__getitem__, parts)
 
 
 def _std(name: str, config: Config) -> float:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-Block = tuple[slice, ...]
+from vlshard.storage import Block, Parts
+
 Target = nn.Module | Iterable[tuple[str, Tensor]]
 
 
@@ -38,16 +39,20 @@ def stored_block(tensor: Tensor) -> Block:
 
 
 @torch.no_grad()
-def write_block(tensor: Tensor, read: Callable[[Block], Tensor]) -> None:
-    """Write what this rank stores of a tensor, converted to its dtype and device.
+def write_block(
+    name: str, tensor: Tensor, read: Callable[[Block], Tensor], parts: Parts | None = None
+) -> None:
+    """Write what this rank stores of a parameter, converted to its dtype and device.
 
     Args:
-      tensor: a plain tensor or a DTensor.
-      read: gives any block of the whole tensor.
+      name: of the parameter.
+      tensor: a plain tensor or a DTensor: the whole, or the part that this rank computes with.
+      read: gives any block of the whole parameter.
+      parts: the parameters that are cut for compute.
     Raises: ValueError if there is nothing to write to.
     """
     if tensor.is_meta:
         raise ValueError("a parameter on the meta device has no storage to write to")
-    block = stored_block(tensor)
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    local.copy_(read(block))
+    for here, there in (parts or Parts()).rectangles(name, stored_block(tensor)):
+        local[here].copy_(read(there))

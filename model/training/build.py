@@ -26,6 +26,7 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
         model,
         job.bound.storages,
         job.bound.mesh,
+        parts=job.bound.parts,
         lookups=job.config.lookups(),
         compute_dtype=DTYPES[settings.dtype],
         device_type=device.type,
@@ -33,10 +34,11 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
     model.to_empty(device=device)
     with together(*KNOWN_ERRORS):
         if has_weights(settings.model):
-            checkpoint = load_checkpoint(model, settings.model, job.config, settings.expert_layout)
+            layout, parts = settings.expert_layout, job.bound.parts
+            checkpoint = load_checkpoint(model, settings.model, job.config, layout, parts)
             tell_weights(settings, list(checkpoint.files))
         else:
-            fill(model, job.config, settings.seed)
+            fill(model, job.config, settings.seed, job.bound.parts)
             tell_weights(settings, [])
     return model
 

@@ -34,6 +34,7 @@ def export(settings: Settings, job: Job, model: nn.Module, steps: int) -> None:
             source=settings.model,
             expert_layout=settings.expert_layout,
             extra=extra,
+            parts=job.bound.parts,
         )
 
 

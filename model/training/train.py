@@ -39,7 +39,7 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     job = prepare(settings, device)
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)
-    trainer = Trainer(settings, build_model(settings, job, device), device)
+    trainer = Trainer(settings, build_model(settings, job, device), device, job.bound)
     tell_start(trainer.model, job.bound, settings)
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)

@@ -12,6 +12,7 @@ from torch import nn
 from model.data import Batch, ModelInputs
 from model.training.interruption import SIGNALS
 from model.training.settings import Settings
+from vlshard import BoundPlan
 from vlshard.comm import AgreedError, agree
 from vlshard.pytree import tree_map
 from vlshard.storage import clip_gradients, grad_norm, local_part
@@ -43,11 +44,26 @@ class Trainer:
       unlabelled: steps without any label.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module, device: torch.device) -> None:
-        """Make the optimizer, over the parameters that are not frozen."""
+    def __init__(
+        self,
+        settings: Settings,
+        model: nn.Module,
+        device: torch.device,
+        bound: BoundPlan | None = None,
+    ) -> None:
+        """Make the optimizer, over the parameters that are not frozen.
+
+        Args:
+          settings: of the run.
+          model: stored as its plan says.
+          device: of this rank.
+          bound: the plan; it says which rank counts what of a gradient in the norm.
+        """
         self.model, self._settings, self._device = model, settings, device
         self.steps = self.unlabelled = 0
-        self._trained = [p for p in model.parameters() if p.requires_grad]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._trained = list(trained.values())
+        self._counted = [bound.counts(name) for name in trained] if bound else None
         self._optimizer = torch.optim.AdamW(
             decay_groups(self._trained, settings.weight_decay, settings.decay),
             lr=settings.lr,
@@ -120,8 +136,8 @@ class Trainer:
 
     def _clip(self) -> torch.Tensor:
         if self._settings.clip:
-            return clip_gradients(self._trained, self._settings.clip)
-        return grad_norm(self._trained)
+            return clip_gradients(self._trained, self._settings.clip, self._counted)
+        return grad_norm(self._trained, self._counted)
 
     def _check(self, name: str, value: float, step: int) -> None:
         if not math.isfinite(value):

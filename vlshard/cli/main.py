@@ -22,7 +22,7 @@ from vlshard.language import (
     layout,
     spec,
 )
-from vlshard.plan import idle_axes, load_plan
+from vlshard.plan import describe_storage, idle_axes, load_plan, padding_remarks
 from vlshard.programs import transition
 
 WRONG = 2
@@ -75,6 +75,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("plan", help="file or module that defines plan(world)")
     add("--world", type=int, required=True, help="number of ranks")
+    add("--storage", action="store_true", help="print how each kind of parameter is stored")
     add("--model", help="folder of the model; its config.json says which model it is")
     add(
         "--config",
@@ -160,6 +161,10 @@ def _check(options: argparse.Namespace) -> int:
         print(f"{type(fault).__name__}: {fault}")
     if not faults:
         print(f"{options.plan} fits: {options.world} ranks as {plan.mesh}")
-        for remark in idle_axes(plan.attention, plan.layouts, plan.mesh, config):
+        bound = plan.bind(config, options.world)
+        remarks = [*idle_axes(plan.attention, plan.layouts, plan.mesh, config)]
+        for remark in (*remarks, *padding_remarks(bound)):
             print(f"  {remark}")
+        if options.storage:
+            print(describe_storage(bound))
     return int(bool(faults))

@@ -21,7 +21,14 @@ from vlshard.comm.flight import refuse_second_derivative, start
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
 from vlshard.comm.pending import Pending
-from vlshard.comm.reshard import SameMesh, even_sizes, reshard, running_mesh
+from vlshard.comm.reshard import (
+    Lowered,
+    SameMesh,
+    even_sizes,
+    lower,
+    reshard,
+    running_mesh,
+)
 from vlshard.comm.row_move import RowMove, plan_row_move
 from vlshard.comm.transport import Flight
 
@@ -30,6 +37,7 @@ __all__ = [
     "AgreedError",
     "Flight",
     "Group",
+    "Lowered",
     "Mesh",
     "Pending",
     "RowMove",
@@ -38,6 +46,7 @@ __all__ = [
     "even_sizes",
     "exchange_bytes",
     "from_dtensor",
+    "lower",
     "mesh_of",
     "on_rank",
     "plan_row_move",

@@ -25,7 +25,7 @@ class Mesh(MeshShape):
 
     _shape: MeshShape
     _groups: dict[Axes, dist.ProcessGroup]
-    _device_meshes: dict[tuple[Axes, Axes, str], DeviceMesh]
+    _device_meshes: dict[tuple[Axes, Axes, Axes, str], DeviceMesh]
 
     def __init__(self, /, **sizes: AxisSize) -> None:
         super().__init__(**sizes)
@@ -70,7 +70,12 @@ class Mesh(MeshShape):
         return self._groups[key]
 
     def device_mesh(
-        self, shard: Sequence[str], replicate: Sequence[str] = (), device_type: str = "cpu"
+        self,
+        shard: Sequence[str],
+        replicate: Sequence[str] = (),
+        device_type: str = "cpu",
+        *,
+        beside: Sequence[str] = (),
     ) -> DeviceMesh:
         """The DeviceMesh over which FSDP stores parameters; every rank must ask for it.
 
@@ -79,14 +84,17 @@ class Mesh(MeshShape):
             group's shards by rank, so another order would mislabel them.
           replicate: axes over which it is whole, in any order.
           device_type: where the ranks compute.
+          beside: axes along which ranks hold other parameters, or other parts of one: each
+            coordinate along them has a mesh of its own, and this rank's is given.
         Returns: one dim ``shard``, or two dims ``replicate``, ``shard``; all axes of a dim count
           as one, and ``shard`` may have size 1.
         Raises: PlanError if an axis of more than one rank is missing, unknown or named twice, or
           if the shard axes are in another order than the mesh's.
         """
-        key = (tuple(shard), tuple(replicate), device_type)
+        key = (tuple(shard), tuple(replicate), tuple(beside), device_type)
         if key not in self._device_meshes:
-            self._device_meshes[key] = self._make_device_mesh(shard, replicate, device_type)
+            made = self._make_device_mesh(shard, replicate, beside, device_type)
+            self._device_meshes[key] = made
         return self._device_meshes[key]
 
     def parts_mesh(self, device_type: str = "cpu") -> DeviceMesh:
@@ -97,14 +105,14 @@ class Mesh(MeshShape):
         Returns: one mesh, made by the first call: every rank has to make it alike.
         Raises: PlanError if this mesh has no axes or is not the size of the world.
         """
-        key = (tuple(self.parts), ("parts",), device_type)
+        key = (tuple(self.parts), ("parts",), (), device_type)
         if key not in self._device_meshes:
             self._check_world()
             if not self.parts:
                 raise PlanError("a mesh without axes has no DeviceMesh")
             ranks = torch.arange(self.size).reshape(tuple(self.parts.values()))
             names = tuple(self.parts)
-            self._device_meshes[key] = _device_mesh(device_type, ranks, names)
+            self._device_meshes[key] = _device_mesh(device_type, ranks[None], names, self.rank)
         return self._device_meshes[key]
 
     def _key(self, axes: Sequence[str]) -> Axes:
@@ -117,11 +125,15 @@ class Mesh(MeshShape):
         return _process_group(tuple(sorted({self.peers(axes, r) for r in range(self.size)})))
 
     def _make_device_mesh(
-        self, shard: Sequence[str], replicate: Sequence[str], device_type: str
+        self,
+        shard: Sequence[str],
+        replicate: Sequence[str],
+        beside: Sequence[str],
+        device_type: str,
     ) -> DeviceMesh:
         """A mesh of the rank tensor whose dims are whole sets of axes."""
         self._check_world()
-        named = self.expand((*replicate, *shard))
+        named = self.expand((*beside, *replicate, *shard))
         cut = self.expand(shard)
         order = list(self.parts)
         ordered = sorted(cut, key=order.index)
@@ -134,12 +146,14 @@ class Mesh(MeshShape):
             raise PlanError(headline, notes=[self.note])
         whole = sorted(self.expand(replicate), key=order.index)
         ranks = torch.arange(self.size).reshape(tuple(self.parts.values()) or (1,))
-        first = [order.index(axis) for axis in (*whole, *ordered)]
+        apart = sorted(self.expand(beside), key=order.index)
+        first = [order.index(axis) for axis in (*apart, *whole, *ordered)]
         rest = [i for i in range(ranks.dim()) if i not in first]
-        flat = ranks.permute(*first, *rest).reshape(-1, self.span(shard))
+        ranks = ranks.permute(*first, *rest)
+        flat = ranks.reshape(self.span(beside), -1, self.span(shard))
         if not replicate:
-            return _device_mesh(device_type, flat[0], ("shard",))
-        return _device_mesh(device_type, flat, ("replicate", "shard"))
+            return _device_mesh(device_type, flat[:, 0], ("shard",), self.rank)
+        return _device_mesh(device_type, flat, ("replicate", "shard"), self.rank)
 
     def _check_world(self) -> None:
         """The ranks of this mesh are running."""
@@ -190,14 +204,22 @@ def _time_limit() -> timedelta | None:
     return next((getattr(found, "_timeout", None) for found in options if found), None)
 
 
-def _device_mesh(device_type: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
-    """A DeviceMesh of all ranks and its groups; every rank calls this alike."""
-    flat = cast("list[int]", ranks.flatten().tolist())
-    key = (device_type, tuple(ranks.shape), tuple(flat), names)
+def _device_mesh(device_type: str, meshes: Tensor, names: tuple[str, ...], rank: int) -> DeviceMesh:
+    """This rank's of several DeviceMeshes, and its groups; every rank calls this alike.
+
+    Args:
+      device_type: where the ranks compute.
+      meshes: all ranks, one mesh after another along dim 0.
+      names: of a mesh's dims.
+      rank: of this process.
+    """
+    flat = cast("list[int]", meshes.flatten().tolist())
+    key = (device_type, tuple(meshes.shape), tuple(flat), names)
 
     def make() -> DeviceMesh:
-        groups = [_process_group(_lines(ranks, dim)) for dim in range(ranks.dim())]
-        return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=names)
+        groups = [_process_group(_lines(meshes, dim)) for dim in range(1, meshes.dim())]
+        (mine,) = (ranks for ranks in meshes if (ranks == rank).any())
+        return DeviceMesh.from_group(groups, device_type, mine, mesh_dim_names=names)
 
     return _made(key, make)
 

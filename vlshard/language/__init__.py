@@ -8,7 +8,7 @@ names of DTensor's placements (`placements`). Errors of all wings are rendered i
 """
 
 from vlshard.language.arrays import IntArray
-from vlshard.language.axes import cutting_axes, home_axes, spec_axes, ulysses_specs
+from vlshard.language.axes import cutting_axes, home_axes, spec_axes, ulysses_specs, without_axes
 from vlshard.language.binding import Binder, packing_of
 from vlshard.language.census import Tiled, counts, grid, kept, tiled, tilings_kept
 from vlshard.language.cut import Cut, Places
@@ -29,10 +29,23 @@ from vlshard.language.placements import (
 )
 from vlshard.language.quotes import clipped, clipped_lines
 from vlshard.language.spec import NO_NEW_SUM, arrow, spec, spec_within
-from vlshard.language.syntax import Dim, Dots, Group, Int, Name, Spec, label, names_in, splits_in
+from vlshard.language.syntax import (
+    Axis,
+    Dim,
+    Dots,
+    Group,
+    Int,
+    Name,
+    Spec,
+    Split,
+    label,
+    names_in,
+    splits_in,
+)
 
 __all__ = [
     "NO_NEW_SUM",
+    "Axis",
     "AxisSize",
     "Binder",
     "BoundDim",
@@ -59,6 +72,7 @@ __all__ = [
     "Span",
     "Spec",
     "SpecError",
+    "Split",
     "Tiled",
     "arrow",
     "clipped",
@@ -88,4 +102,5 @@ __all__ = [
     "tiled",
     "tilings_kept",
     "ulysses_specs",
+    "without_axes",
 ]

@@ -49,16 +49,23 @@ def ulysses_specs(parsed: Spec, axis: str, mesh: MeshShape) -> tuple[str, str]:
     tokens = parsed.dims[:-1]
     moved = mesh.read(axis)
     before = " ".join(map(str, tokens))
-    after = " ".join(str(_without(dim, moved, mesh)) for dim in tokens)
+    after = " ".join(str(without_axes(dim, moved, mesh)) for dim in tokens)
     return f"{before} h d", f"{after} h@{axis} d"
 
 
-def _without(dim: Dim, moved: tuple[str, ...], mesh: MeshShape) -> Dim:
-    """The dim with its splits over some axes taken away."""
+def without_axes(dim: Dim, moved: tuple[str, ...], mesh: MeshShape) -> Dim:
+    """The dim with its splits over some axes taken away.
+
+    Args:
+      dim: of a spec.
+      moved: parts of the mesh.
+      mesh: the ranks.
+    Returns: the dim; a split that joins some of these axes with others keeps the others.
+    """
     if not isinstance(dim, Name | Group):
         return dim
     if isinstance(dim, Group):
-        kept = [_without(item, moved, mesh) for item in dim.items]
+        kept = [without_axes(item, moved, mesh) for item in dim.items]
         items = tuple(item for item in kept if not isinstance(item, Dots))
         dim = replace(dim, items=items)
     left = (_split_without(split, moved, mesh) for split in dim.splits)

@@ -1,18 +1,22 @@
 """A plan: the layout of each boundary of a model, its storage and attention, checked and bound.
 
 `plan` holds `Plan`, `plan_file` reads one; `check` and its neighbours find its faults, against what
-`model_config` asks of a model; `bound_plan` is what fits. `header` is what all ranks know of a
-micro-batch: the `facts` of its samples, as each rank has `told` them. From it `tokens` and
-`hand_off` say who holds which tokens and visual rows, and `step_boundaries` is what a core then
-calls, by the protocol in `boundaries`. `advise` compares layouts of patches before anything runs.
+`model_config` asks of a model; `bound_plan` is what fits, `describe` what ranks then store.
+`splits` says what follows from cutting an `inside` of blocks, and `doors` is the way in and out.
+`header` is what all ranks know of a micro-batch: the `facts` of its samples, as each rank has
+`told` them. From it `tokens` and `hand_off` say who holds which tokens and visual rows, and
+`step_boundaries` is what a core then calls, by the protocol in `boundaries`. `advise` compares
+layouts of patches before anything runs.
 """
 
 from vlshard.plan.advise import Advice, advise_patches
 from vlshard.plan.bound_plan import BoundPlan
 from vlshard.plan.boundaries import Boundaries, local_boundaries
 from vlshard.plan.check_attention import idle_axes
+from vlshard.plan.describe import describe_storage, padding_remarks
 from vlshard.plan.facts import FactTable, Grid, LabelRun, SampleFacts
 from vlshard.plan.header import Share, StepHeader, deal_rows, make_headers
+from vlshard.plan.inside import HasInsides, Inside
 from vlshard.plan.model_config import ModelConfig
 from vlshard.plan.plan import Plan, load_plan
 from vlshard.plan.step_boundaries import StepBoundaries
@@ -24,6 +28,8 @@ __all__ = [
     "Boundaries",
     "FactTable",
     "Grid",
+    "HasInsides",
+    "Inside",
     "LabelRun",
     "ModelConfig",
     "Plan",
@@ -34,9 +40,11 @@ __all__ = [
     "Told",
     "advise_patches",
     "deal_rows",
+    "describe_storage",
     "idle_axes",
     "load_plan",
     "local_boundaries",
     "make_headers",
     "merge_told",
+    "padding_remarks",
 ]

@@ -17,14 +17,24 @@ from vlshard.language import (
     Spec,
     home_axes,
     layout,
+    spec,
     spec_axes,
 )
+from vlshard.plan.doors import Door, group_axes, make_door
 from vlshard.plan.hand_off import hand_off, merged, visual_positions
 from vlshard.plan.header import Share, StepHeader
 from vlshard.plan.model_config import PATCHES, TOKENS, ModelConfig
+from vlshard.plan.splits import Splits
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.tokens import is_packed, token_places
-from vlshard.storage import Storage
+from vlshard.programs import Program
+from vlshard.storage import (
+    Parts,
+    Storage,
+    StoredParameter,
+    counts_here,
+    stored_parameters,
+)
 
 
 class StepLayouts(NamedTuple):
@@ -49,6 +59,7 @@ class BoundPlan:
         before parents.
       checkpoint: every which block of a site is recomputed.
       cost: coefficients (a, b) by which frames are dealt.
+      splits: how the insides of blocks are cut, and the parameters that follow.
       kernel: attention in place of the device's own.
     """
 
@@ -60,6 +71,7 @@ class BoundPlan:
     storages: Mapping[str, Storage]
     checkpoint: Mapping[str, int]
     cost: tuple[float, float]
+    splits: Splits
     kernel: Kernel | None = None
 
     @cached_property
@@ -90,6 +102,8 @@ class BoundPlan:
         """Axes of every process group that activations need."""
         modes = self.attention.values()
         axes = {self.hand_off_axes, *(axes for mode in modes for axes in mode.ways.groups)}
+        axes |= group_axes((p for pair in self._programs.values() for p in pair), self.mesh)
+        axes |= {self.splits.axes(kind) for kind in self._programs}
         return sorted(axes - {()})
 
     @cached_property
@@ -106,6 +120,31 @@ class BoundPlan:
         """Number of ranks that compute each row of tokens."""
         split = spec_axes(self.tokens, self.mesh)
         return self.mesh.size // len(self.mesh.peers(split, self.mesh.rank))
+
+    @cached_property
+    def _programs(self) -> dict[str, tuple[Program, Program]]:
+        """How each inside that a split cuts is entered and left."""
+        tokens = {"vision": self.patches, "text": self.tokens}
+        return {
+            kind: self.splits.doors(tokens[inside.site], kind)
+            for kind, inside in self.splits.insides.items()
+            if self.splits.axes(kind)
+        }
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parameters that splits cut for compute."""
+        return Parts(self.splits.layouts, self.mesh)
+
+    @cached_property
+    def stored(self) -> Mapping[str, StoredParameter]:
+        """How each parameter is stored, by name."""
+        shapes = self.config.parameter_shapes()
+        return stored_parameters(shapes, self.storages, self.mesh, self.parts)
+
+    def counts(self, name: str) -> bool:
+        """Whether this rank is the one, of all that hold the same elements, that counts them."""
+        return counts_here(self.stored[name], self.mesh, self.mesh.rank)
 
     def layouts(self, header: StepHeader) -> StepLayouts:
         """Where patches, merged rows and tokens of a micro-batch live; numbers only.
@@ -184,7 +223,37 @@ class BoundPlan:
     def _share(self, header: StepHeader, where: StepLayouts, rank: int) -> Share:
         samples, positions = token_places(where.tokens, rank)
         patches, _ = where.patches.indices(rank)
-        return Share(patches, samples, positions, header.visual, self.copies)
+        seen, read = self._entered(where.patches, "vision"), self._entered(where.tokens, "text")
+        return Share(
+            patches,
+            samples,
+            positions,
+            header.visual,
+            self.copies,
+            entered_patches=None if seen is where.patches else seen.indices(rank)[0],
+            entered_tokens=None if read is where.tokens else token_places(read, rank),
+        )
+
+    def _entered(self, tokens: Layout, site: str) -> Layout:
+        """Layout of the tokens that a site's attention computes on."""
+        inside = self.splits.attention(site)
+        if inside not in self._programs:
+            return tokens
+        entered = self.splits.entered(tokens.spec, inside)
+        same = entered == tokens.spec
+        return tokens if same else layout(entered, self.mesh, where=inside, **tokens.sizes)
+
+    def _doors(self, where: StepLayouts) -> dict[str, Door]:
+        """The ways into the insides that splits cut, and out of them."""
+        doors: dict[str, Door] = {}
+        for kind, programs in self._programs.items():
+            inside = self.splits.insides[kind]
+            tokens = where.patches if inside.site == "vision" else where.tokens
+            width = spec(str(tokens.spec.dims[-1])).names[0]
+            sizes = {**tokens.sizes, width: inside.sizes[width]}
+            one_row = inside.site == "text" and is_packed(self.tokens)
+            doors[kind] = make_door(programs, self.mesh, sizes, one_row=one_row)
+        return doors
 
     def step(self, header: StepHeader) -> StepBoundaries:
         """Plan one micro-batch: what this rank holds of it, and what moves where.
@@ -202,17 +271,20 @@ class BoundPlan:
                 name: schedule(site, modes.get(name), self.kernel) for name, site in sites.items()
             },
             merged=hand_off(where.merged, where.tokens, table, self.hand_off_axes, mesh),
+            doors=self._doors(where),
         )
 
     def _vision(self, header: StepHeader, where: StepLayouts) -> Site:
         """Patches: every row of a frame sees all of it."""
-        heads = self.config.heads["vision"]
-        return Site(self.mesh, where.patches, header.segments, causal=False, heads=heads)
+        heads = self.splits.heads("vision", self.config.heads["vision"])
+        rows = self._entered(where.patches, "vision")
+        return Site(self.mesh, rows, header.segments, causal=False, heads=heads)
 
     def _text(self, header: StepHeader, where: StepLayouts) -> Site:
         """Tokens: each sees those before it of its sample; a pack is one row of a batch."""
         packed = is_packed(self.tokens)
         padded = (self._padded(header),) * len(header.samples)
         lengths = tuple(header.table.tokens.tolist()) if packed else padded
-        heads = self.config.heads["text"]
-        return Site(self.mesh, where.tokens, lengths, causal=True, heads=heads, one_row=packed)
+        heads = self.splits.heads("text", self.config.heads["text"])
+        rows = self._entered(where.tokens, "text")
+        return Site(self.mesh, rows, lengths, causal=True, heads=heads, one_row=packed)

@@ -38,6 +38,28 @@ class Boundaries(Protocol):
         """
         ...
 
+    def enter(self, inside: str, x: Tensor) -> Tensor:
+        """Tokens on which this rank computes its part of an inside of a block.
+
+        Args:
+          inside: ``vision.attention``, ``vision.mlp``, ``text.attention`` or ``text.mlp``.
+          x: this rank's tokens, ``n c`` or ``b s m``.
+        Returns: these tokens, and with them those of the ranks that compute the other parts of the
+          same inside, where tokens are cut over them.
+        """
+        ...
+
+    def leave(self, inside: str, x: Tensor) -> Tensor:
+        """This rank's tokens, with the parts that ranks have computed of an inside summed.
+
+        What is added once, such as a bias behind the last product, is added to the result.
+
+        Args:
+          inside: as for ``enter``.
+          x: this rank's part, for the tokens that ``enter`` gave.
+        """
+        ...
+
 
 class LocalBoundaries:
     """No plan: everything is here, nothing moves."""
@@ -58,6 +80,14 @@ class LocalBoundaries:
         runs = Runs.causal_rows(rows, length)
         flat = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
         return attend_runs(*flat, runs).reshape(query.shape)
+
+    def enter(self, inside: str, x: Tensor) -> Tensor:
+        """The tokens themselves."""
+        return x
+
+    def leave(self, inside: str, x: Tensor) -> Tensor:
+        """All of it is here."""
+        return x
 
 
 def local_boundaries(segments: Sequence[int] = ()) -> LocalBoundaries:

@@ -1,11 +1,12 @@
 """Whether a plan names attention sites, and whether its modes meet its cuts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from vlshard.attention import Mode, SiteWords, check_mode, check_rows
-from vlshard.language import MeshShape, PlanError, ShardError, cutting_axes, nearest, spec
+from vlshard.language import MeshShape, PlanError, ShardError, Spec, cutting_axes, nearest, spec
 from vlshard.plan.model_config import SITES, ModelConfig
 from vlshard.plan.place import Place
+from vlshard.plan.splits import Splits
 
 
 def check_modes(
@@ -26,14 +27,25 @@ def check_modes(
 def check_cover(
     attention: Mapping[str, Mode],
     layouts: Mapping[str, str],
-    mesh: MeshShape,
+    splits: Splits,
     config: ModelConfig,
     source: str,
 ) -> Iterator[ShardError]:
-    """Every cut inside a segment is met by a mode, and heads can be dealt."""
+    """Every cut inside a segment is met by a mode, and heads can be dealt.
+
+    Where a split brings tokens together on the way in, modes work on what is cut then, and on the
+    heads that are left.
+    """
+    mesh = splits.mesh
     for site, heads in config.heads.items():
-        rows = spec(layouts[SITES[site]])
-        place = Place(source, SITES[site]).of(layouts[SITES[site]])
+        rows, mode = spec(layouts[SITES[site]]), attention.get(site)
+        place = Place(source, SITES[site]).of(rows.text)
+        inside = splits.attention(site)
+        if inside and (undone := splits.axes(inside)):
+            rows = splits.entered(rows, inside)
+            if faults := list(_check_undone(site, mode, rows, undone, mesh, place)):
+                yield from faults
+                continue
         words = SiteWords(
             attention=f"attention of {site}",
             rows=SITES[site],
@@ -41,9 +53,28 @@ def check_cover(
             where=place,
             queries=f"{place} ({site}.q)",
         )
-        yield from check_rows(
-            rows, cutting_axes(rows, mesh), attention.get(site), heads, mesh, words
-        )
+        left = splits.heads(site, heads)
+        yield from check_rows(rows, cutting_axes(rows, mesh), mode, left, mesh, words)
+
+
+def _check_undone(
+    site: str,
+    mode: Mode | None,
+    rows: Spec,
+    undone: Sequence[str],
+    mesh: MeshShape,
+    place: str,
+) -> Iterator[ShardError]:
+    """A mode works over no axis whose tokens are brought together on the way in."""
+    for axis in mode.ways.axes if mode else ():
+        if set(mesh.parts_of.get(axis, ())) & set(undone):
+            yield PlanError(
+                f"attention of {site} works over {axis!r}, over which its heads are split and its "
+                "tokens gathered",
+                text=rows.text,
+                where=place,
+                notes=[f"fix: leave {axis} out of the mode"],
+            )
 
 
 def idle_axes(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from vlshard.language import MeshShape, PlanError, ShardError
 from vlshard.plan.model_config import ModelConfig
 from vlshard.plan.place import Place
-from vlshard.storage import Storage
+from vlshard.storage import Storage, unit_of
 
 
 def pattern_matcher(pattern: str) -> Callable[[str], bool]:
@@ -15,11 +15,6 @@ def pattern_matcher(pattern: str) -> Callable[[str], bool]:
     regex = "".join({"**": ".*", "*": "[^.]*"}.get(part, re.escape(part)) for part in parts)
     compiled = re.compile(regex)
     return lambda name: compiled.fullmatch(name) is not None
-
-
-def unit_of(name: str, units: tuple[str, ...]) -> str:
-    """The innermost unit that holds a parameter."""
-    return max((u for u in units if u == "" or name.startswith(u + ".")), key=len)
 
 
 def check_storage(

@@ -116,6 +116,9 @@ class Share:
       positions: which token of that sample it is, [b, s]; past the sample's end it is padding.
       visual: whether any rank holds a visual row (if not, all ranks skip the vision tower).
       copies: number of ranks that compute each of these tokens, and so share its loss.
+      entered_patches: rows of the patch pack that this rank computes attention's inside on; None
+        where these are its own.
+      entered_tokens: samples and positions of the tokens likewise; None where these are its own.
     """
 
     patches: IntArray
@@ -123,3 +126,5 @@ class Share:
     positions: IntArray
     visual: bool
     copies: int = 1
+    entered_patches: IntArray | None = None
+    entered_tokens: tuple[IntArray, IntArray] | None = None

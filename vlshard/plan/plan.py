@@ -16,9 +16,11 @@ from vlshard.plan.bound_plan import BoundPlan
 from vlshard.plan.check import check_checkpoint, check_cost, check_kinds, check_world
 from vlshard.plan.check_attention import check_cover, check_modes
 from vlshard.plan.check_layouts import check_homes, check_layouts
+from vlshard.plan.check_splits import check_doors, check_splits
 from vlshard.plan.check_storage import check_storage, unit_storages
 from vlshard.plan.model_config import PATCHES, TOKENS, ModelConfig
 from vlshard.plan.plan_file import build_plan
+from vlshard.plan.splits import derive
 from vlshard.plan.tokens import pack_tokens
 from vlshard.storage import Storage
 
@@ -36,7 +38,8 @@ class Plan:
       checkpoint: recompute every k-th block of a site, for example ``{"vision": 2}``.
       cost: (a, b): a frame of n patches costs ``a * n**2 + b * n`` where ``.balance`` deals frames;
         None counts the multiplications of the model's vision blocks.
-      splits: parameters cut for compute; not available yet.
+      splits: layouts of the inner dims of blocks, such as ``{"text.mlp": "f@tp"}``: the parameters
+        that have these dims are cut alike, and each rank computes its part.
       source: file that the plan was read from, for messages.
     """
 
@@ -73,6 +76,7 @@ class Plan:
             storages=unit_storages(self.params, self.mesh, config),
             checkpoint=self.checkpoint,
             cost=self.cost or config.patch_cost,
+            splits=derive(self.splits, self.mesh, config),
             kernel=kernel,
         )
         if dist.is_initialized():
@@ -86,7 +90,10 @@ class Plan:
           was.
         Raises: SpecError or LayoutError if the layout of tokens cannot be packed.
         """
-        text = pack_tokens(self.layouts[TOKENS], where=f"{self.source} {TOKENS}")
+        named = [axis for text in self.splits.values() for axis in spec(text).axes]
+        over = {part for axis in named for part in self.mesh.parts_of.get(str(axis), ())}
+        where = f"{self.source} {TOKENS}"
+        text = pack_tokens(self.layouts[TOKENS], self.mesh, over, where=where)
         return replace(self, layouts={**self.layouts, TOKENS: text})
 
     def faults(self, config: ModelConfig, world: int) -> Iterable[ShardError]:
@@ -97,8 +104,8 @@ class Plan:
             return
         yield from check_world(mesh, world, source)
         yield from check_storage(self.params, mesh, config, source)
-        if self.splits:
-            yield PlanError("splits of parameters are not available yet", where=f"{source} splits")
+        splits = list(check_splits(self.splits, mesh, config, source))
+        yield from splits
         yield from check_checkpoint(self.checkpoint, config, source)
         yield from check_cost(self.cost, source)
         yield from check_modes(self.attention, mesh, config, source)
@@ -106,7 +113,12 @@ class Plan:
         yield from layouts
         if not layouts:
             yield from check_homes(self.layouts, mesh, source)
-            yield from check_cover(self.attention, self.layouts, mesh, config, source)
+            if not splits:
+                derived = derive(self.splits, mesh, config)
+                doors = list(check_doors(derived, self.splits, self.layouts, source))
+                yield from doors
+                if not doors:
+                    yield from check_cover(self.attention, self.layouts, derived, config, source)
 
 
 def _joined(faults: list[ShardError], source: str) -> PlanError:

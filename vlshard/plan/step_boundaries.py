@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vlshard.attention import Schedule
 from vlshard.comm import Pending, RowMove, untraced
+from vlshard.plan.doors import Door
 from vlshard.plan.header import Share
 
 
@@ -17,10 +18,17 @@ class StepBoundaries:
       share: what this rank holds.
     """
 
-    def __init__(self, share: Share, schedules: Mapping[str, Schedule], merged: RowMove) -> None:
+    def __init__(
+        self,
+        share: Share,
+        schedules: Mapping[str, Schedule],
+        merged: RowMove,
+        doors: Mapping[str, Door],
+    ) -> None:
         self.share = share
         self._schedules = schedules
         self._merged = merged
+        self._doors = doors
 
     @untraced
     def start(self, name: str, x: Tensor) -> Pending:
@@ -40,6 +48,18 @@ class StepBoundaries:
         """Attention inside segments; see ``Boundaries.attend``."""
         key, value, query = flat_rows(k.wait()), flat_rows(v.wait()), flat_rows(q.wait())
         return self._schedules[site].attend(query, key, value)
+
+    @untraced
+    def enter(self, inside: str, x: Tensor) -> Tensor:
+        """Tokens to compute an inside on; see ``Boundaries.enter``."""
+        door = self._doors.get(inside)
+        return x if door is None else door.enter(x)
+
+    @untraced
+    def leave(self, inside: str, x: Tensor) -> Tensor:
+        """This rank's tokens, what ranks computed in parts summed; see ``Boundaries.leave``."""
+        door = self._doors.get(inside)
+        return x if door is None else door.leave(x)
 
 
 def flat_rows(x: Float[Tensor, "... h d"]) -> Float[Tensor, "n h d"]:

@@ -1,5 +1,7 @@
 """Tokens as rows of samples or as a pack of them: which token of which sample lies where."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from vlshard.language import (
@@ -7,10 +9,12 @@ from vlshard.language import (
     IntArray,
     Layout,
     LayoutError,
+    MeshShape,
     Name,
     Packed,
     Span,
     Spec,
+    Split,
     label,
     spec,
 )
@@ -24,11 +28,16 @@ def is_packed(tokens: Spec) -> bool:
     return isinstance(tokens.dims[0], Group)
 
 
-def pack_tokens(text: str, *, where: str | None = None) -> str:
+def pack_tokens(
+    text: str, mesh: MeshShape, undone: Collection[str] = (), *, where: str | None = None
+) -> str:
     """The layout of a pack of samples that is split as a layout of rows is.
 
     Args:
       text: layout of tokens, such as ``b@dp.home s@cp.zigzag m``.
+      mesh: the ranks.
+      undone: parts of the mesh whose cuts, where they are the last ones, are undone on the way into
+        blocks: they cut the pack then, not each sample.
       where: the place that messages name.
     Returns: the same splits in a pack, such as ``(smp@dp.home s@cp.zigzag) m``; a layout that is
       packed already is given back.
@@ -40,11 +49,21 @@ def pack_tokens(text: str, *, where: str | None = None) -> str:
         return text
     match tokens.dims:
         case [Name(splits=whole), Name(splits=inner), width] if dims == ROWS and not tokens.pending:
-            samples, rows = ("".join(map(str, splits)) for splits in (whole, inner))
-            return f"(smp{samples} s{rows}) {width}"
+            last = len(inner)
+            while last and _is_over(inner[last - 1], undone, mesh):
+                last -= 1
+            parts = whole, inner[:last], inner[last:]
+            samples, rows, pack = ("".join(map(str, splits)) for splits in parts)
+            return f"(smp{samples} s{rows}){pack} {width}"
         case _:
             headline = f"only a layout of {ROWS!r} can be packed"
             raise LayoutError(headline, text=text, spans=[Span(0, len(text))], where=where)
+
+
+def _is_over(split: Split, undone: Collection[str], mesh: MeshShape) -> bool:
+    """Whether a split is over some parts of the mesh only."""
+    parts = [part for axis in split.axes for part in mesh.parts_of.get(str(axis), (str(axis),))]
+    return all(part in undone for part in parts)
 
 
 def token_places(tokens: Layout, rank: int) -> tuple[IntArray, IntArray]:

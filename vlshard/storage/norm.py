@@ -18,7 +18,9 @@ SMALLEST = 1e-30  # a factor that float32 holds exactly enough
 
 
 @torch.no_grad()
-def grad_norm(parameters: Iterable[Tensor]) -> Float[Tensor, ""]:
+def grad_norm(
+    parameters: Iterable[Tensor], counted: Iterable[bool] | None = None
+) -> Float[Tensor, ""]:
     """The 2-norm of all gradients together, each element of each gradient counted once.
 
     A gradient is taken to be replicated over every rank that its mesh does not split: a DTensor
@@ -29,29 +31,35 @@ def grad_norm(parameters: Iterable[Tensor]) -> Float[Tensor, ""]:
     Args:
       parameters: the same ones, in the same order, on every rank; those without a gradient are
         skipped, which must hold on every rank alike. An iterator is used up once.
+      counted: whether this rank counts each of them, where meshes do not tell: of a parameter that
+        is cut for compute each rank's part has a mesh of its own. ``BoundPlan.counts`` says so.
     Returns: the norm in float32, the same on every rank; 0 if there is no gradient. It is inf where
       it is beyond float32, or a gradient is inf, and nan where one is nan.
     Raises: ValueError if a gradient is still a pending sum.
     """
     chosen = tuple(parameters)
-    return _norm(_gradients(chosen), _device(chosen)).float()
+    _, counting = _gradients(chosen, counted)
+    return _norm(counting, _device(chosen)).float()
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Float[Tensor, ""]:
+def clip_gradients(
+    parameters: Iterable[Tensor], max_norm: float, counted: Iterable[bool] | None = None
+) -> Float[Tensor, ""]:
     """Scale all gradients in place so that their norm is at most ``max_norm``.
 
     Args:
       parameters: as for ``grad_norm``.
       max_norm: the largest norm that is left; as in torch, the factor is
         ``max_norm / (norm + 1e-6)`` where that is below 1.
+      counted: as for ``grad_norm``.
     Returns: the norm before clipping, as ``grad_norm`` gives it. Finite gradients keep their
       direction, however large they are; if one is inf or nan, all are left as they are.
     Raises: ValueError if a gradient is still a pending sum.
     """
     chosen = tuple(parameters)
-    gradients = _gradients(chosen)
-    norm = _norm(gradients, _device(chosen))
+    gradients, counting = _gradients(chosen, counted)
+    norm = _norm(counting, _device(chosen))
     scale = max_norm / (float(norm) + 1e-6)
     if scale < 1.0 and math.isfinite(float(norm)):
         for gradient in gradients:
@@ -65,9 +73,16 @@ def local_part(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients that are there."""
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+def _gradients(
+    parameters: Sequence[Tensor], counted: Iterable[bool] | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients that are there, and what of them this rank counts."""
+    there = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if counted is None:
+        return there, [local_part(gradient) for gradient in there if _counts_here(gradient)]
+    pairs = zip(parameters, counted, strict=True)
+    mine = [parameter.grad for parameter, counts in pairs if counts]
+    return there, [local_part(gradient) for gradient in mine if gradient is not None]
 
 
 def _device(parameters: Sequence[Tensor]) -> torch.device:
@@ -80,14 +95,13 @@ def _factors(scale: float) -> tuple[float, ...]:
     return (scale,) if scale > SMALLEST else (SMALLEST, scale / SMALLEST)
 
 
-def _norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+def _norm(counted: Sequence[Tensor], device: torch.device) -> Tensor:
     """Sum the squares that this rank counts, then those of all ranks; float64 where there is one.
 
     Squares in float32 overflow above 1e19 and vanish below 1e-19. All ranks see by the sum whether
     that may have happened, and then sum again the squares of what is divided by the largest.
     """
     exact = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
-    counted = [local_part(gradient) for gradient in gradients if _counts_here(gradient)]
     norm = _total(counted, _sum_of_squares, exact, device).sqrt()
     if TINY < float(norm) < HUGE:
         return norm

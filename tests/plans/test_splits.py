@@ -1,0 +1,175 @@
+"""Splits of a plan are checked with all else: dims, axes, heads, and the cuts of the tokens."""
+
+import pytest
+
+from model.config.config import Config
+from tests.tiny import tiny_raw
+from vlshard import Mesh, Plan, PlanError, fsdp, gather, load_plan
+from vlshard.plan.describe import describe_storage
+
+TP = {"text.q": "h@tp d", "text.k": "kv@tp d", "text.mlp": "f@tp"}
+PAIR = {"dp": 1, "tp": 2}
+FOUR = {"dp": 1, "cp": 2, "tp": 2}
+
+
+def config(key_heads: int = 2) -> Config:
+    text = {"num_key_value_heads": key_heads, "mlp_only_layers": [1, 3]}
+    return Config.from_dict(tiny_raw(text=text, vision={"num_heads": 4}))
+
+
+def faults(mesh, splits, *, tokens="b@dp.home s m", attention=None, key_heads=2) -> str:
+    plan = Plan(
+        mesh=Mesh(**mesh),
+        params={"**": fsdp("dp tp")},
+        layouts={"vision.patches": "(img@dp.home s) c", "text.tokens": tokens},
+        splits=splits,
+        attention=attention or {},
+    )
+    with pytest.raises(PlanError) as error:
+        plan.bind(config(key_heads), plan.mesh.size)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (
+            {"text.qq": "h@tp d"},
+            "unknown inside 'text.qq'; did you mean 'text.q'?\n"
+            "  plan text.qq: h@tp d\n"
+            "  insides that can be split: text.q, text.k, text.mlp, vision.q, vision.mlp",
+        ),
+        (
+            {"text.q": "h@tp e", "text.k": "kv@tp d"},
+            "this inside has dims 'h d'\n  plan text.q: h@tp e\n                    ^",
+        ),
+        (
+            {"text.mlp": "f@xp"},
+            "unknown mesh axis 'xp'\n"
+            "  plan text.mlp: f@xp\n"
+            "                   ^^\n"
+            "  mesh: dp=1 tp=2; did you mean 'dp' or 'tp'?",
+        ),
+        (
+            {"text.q": "h@tp d@dp", "text.k": "kv@tp d"},
+            "the width of a head is never cut\n"
+            "  plan text.q: h@tp d@dp\n"
+            "                    ^^^^\n"
+            "  fix: cut the heads",
+        ),
+        (
+            {"text.mlp": "f@tp.zigzag"},
+            "inner dims are cut in contiguous blocks only\n"
+            "  plan text.mlp: f@tp.zigzag\n"
+            "                      ^^^^^^",
+        ),
+        (
+            {"text.q": "h@tp d"},
+            "text.q is split and text.k is not: a rank's query heads must meet their keys\n"
+            "  plan splits\n"
+            "  fix: name both; kv over the same axes as h",
+        ),
+        (
+            {"text.q": "h@tp d", "text.k": "kv d"},
+            "4 query heads over 2 ranks do not meet 2 key heads over 1\n"
+            "  plan text.k: kv d\n"
+            "               ^^^^\n"
+            "  fix: kv over the same axes as h",
+        ),
+    ],
+)
+def test_a_split_that_cannot_be_says_so(splits, message):
+    assert faults(PAIR, splits) == message
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "fix"),
+    [
+        (2, "fix: degrees 1, 2 work; on Mesh(tp=(2, 2)), kv@tp.0"),
+        (1, "fix: kv d, whole: every rank computes the one key head"),
+    ],
+)
+def test_fewer_key_heads_than_ranks_are_offered_their_spelling(key_heads, fix):
+    assert faults({"dp": 1, "tp": 4}, TP, key_heads=key_heads) == (
+        f"{key_heads} heads cannot be dealt to 4 ranks\n"
+        "  plan text.k: kv@tp d\n"
+        "               ^^^^^\n"
+        f"  {fix}"
+    )
+
+
+def test_a_cut_that_cannot_be_undone_alone_is_offered_apart():
+    modes = {"text": gather("cp tp")}
+    splits = {"text.mlp": "f@tp"}
+    assert faults(FOUR, splits, tokens="b@dp.home s@(cp tp) m", attention=modes) == (
+        "text.mlp is split over 'tp', which this cut joins with another axis\n"
+        "  plan text.tokens: b@dp.home s@(cp tp) m\n"
+        "                               ^^^^^^^^\n"
+        "  fix: @cp@tp: the last cut is undone on the way in"
+    )
+
+
+def test_a_cut_that_is_not_the_last_is_pointed_at():
+    modes = {"text": gather("cp tp")}
+    splits = {"text.mlp": "f@tp"}
+    assert faults(FOUR, splits, tokens="b@dp.home s@tp@cp m", attention=modes) == (
+        "text.mlp is split over 'tp', whose cut is not the last one of 's'\n"
+        "  plan text.tokens: b@dp.home s@tp@cp m\n"
+        "                               ^^^\n"
+        "  fix: put it behind the others, so that it can be undone on the way in"
+    )
+
+
+def test_a_mode_over_an_axis_whose_tokens_are_gathered_is_refused():
+    modes = {"text": gather("tp")}
+    assert faults(PAIR, TP, tokens="b@dp.home s@tp m", attention=modes) == (
+        "attention of text works over 'tp', over which its heads are split and its tokens "
+        "gathered\n"
+        "  plan text.tokens: b@dp.home s m\n"
+        "  fix: leave tp out of the mode"
+    )
+
+
+def test_rows_of_different_ranks_do_not_share_a_block():
+    assert "over which text.mlp is split" in faults(
+        PAIR, {"text.mlp": "f@tp"}, tokens="b@tp.home s m"
+    )
+
+
+def test_a_model_without_insides_is_told():
+    class Bare:
+        def __getattr__(self, name):
+            return getattr(config(), name) if name != "insides" else self.missing()
+
+        def missing(self):
+            raise AttributeError
+
+    plan = load_plan("plans/decoder_tp.py", 2)
+    assert "says nothing of the insides of its blocks" in str(next(iter(plan.faults(Bare(), 2))))
+
+
+def test_parts_and_their_storage_follow_from_the_splits():
+    bound = load_plan("plans/decoder_tp_cp.py", 4).bind(config(), 4)
+    assert (bound.copies, bound.divisor) == (1, 8)
+    lines = [line.split() for line in describe_storage(bound).splitlines()]
+    found = {line[0].partition("layers.*.")[2]: " ".join(line[1:]) for line in lines}
+    assert found["self_attn.q_proj.weight"] == "4 (h@tp d) m 32 64 dim 0 over dp cp 1,024"
+    assert found["self_attn.v_proj.weight"] == "4 (kv@tp d) m 16 64 dim 0 over dp cp 512"
+    assert found["self_attn.o_proj.weight"] == "4 m (h@tp d) 64 32 dim 0 over dp cp 1,024"
+    assert found["self_attn.q_norm.weight"] == "4 whole 16 dim 0 over dp cp tp 4"
+    assert found["mlp.gate_proj.weight"] == "2 f@tp m 20 64 dim 0 over dp cp 640"
+    assert found["mlp.experts.down_proj"] == "2 whole 8 64 24 dim 0 over dp cp tp 3,072"
+
+
+def test_each_block_of_a_fused_weight_is_cut_for_itself():
+    splits = {"vision.q": "h@tp d"}
+    layouts = {"vision.patches": "(img@dp.home s) c", "text.tokens": "b@dp.home s m"}
+    plan = Plan(Mesh(dp=1, tp=4), {"**": fsdp("dp tp")}, layouts, splits=splits)
+    part = plan.bind(config(), 4).parts.layouts["model.visual.blocks.0.attn.qkv.weight"]
+    rows = part.indices(2)[0]  # the third of four heads of 8, in queries, keys and values
+    assert rows.tolist() == [*range(16, 24), *range(48, 56), *range(80, 88)]
+
+
+def test_packing_moves_outside_what_is_undone_on_the_way_in():
+    plan = load_plan("plans/decoder_tp_cp.py", 4).packed()
+    assert plan.layouts["text.tokens"] == "(smp@dp.home s@cp.zigzag)@tp m"
