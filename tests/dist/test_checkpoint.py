@@ -67,7 +67,7 @@ def write_shards():
             shape=whole.shape,
             stride=whole.stride(),
         )
-        write_block(got, lambda block: whole[block])
+        write_block("x", got, lambda block: whole[block])
         out.append((expected.to_local(), got.to_local()))
     partial = DTensor.from_local(whole, mesh, [Partial(), Replicate()])
     with pytest.raises(ValueError, match="cannot be written under P"):

@@ -25,7 +25,8 @@ def saved_and_loaded(path, raw, folder):
     """Write a folder under splits, read it into other weights; the names that are not as before."""
     config = Config.from_dict(raw)
     run, other = Run(config, path, seed=SEED), Run(config, path, seed=SEED + 1)
-    save_checkpoint(run.model, folder, config, parts=run.parts)
+    layout = "transposed"  # as the model has them
+    save_checkpoint(run.model, folder, config, expert_layout=layout, parts=run.parts)
     load_checkpoint(other.model, folder, config, parts=other.parts)
     pairs = zip(run.model.named_parameters(), other.model.parameters(), strict=True)
     return [name for (name, one), two in pairs if not torch.equal(full(one), full(two))]
