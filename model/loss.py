@@ -3,6 +3,7 @@
 Dims: y labelled tokens, m model width, vocab.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import einops
@@ -13,6 +14,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 CHUNK = 1024
+
+# The loss term of some rows, as ``token_loss`` gives it: of normed states [y m], the output head
+# [vocab m], the tokens to predict [y], and what to divide by.
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def token_loss(

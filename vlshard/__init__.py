@@ -41,7 +41,7 @@ from vlshard.programs import (
     transition,
 )
 from vlshard.pytree import pytree
-from vlshard.storage import Storage, fsdp, replicate, shard_model
+from vlshard.storage import Storage, clip_gradients, fsdp, grad_norm, replicate, shard_model
 from vlshard.typed import Sharded, use_mesh
 
 __all__ = [
@@ -79,9 +79,11 @@ __all__ = [
     "ZeroPad",
     "advise_patches",
     "attend",
+    "clip_gradients",
     "from_dtensor",
     "fsdp",
     "gather",
+    "grad_norm",
     "hybrid",
     "layout",
     "load_plan",

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.config import TextConfig, VisionConfig
 from model.data import VisionInputs
-from model.loss import token_loss
+from model.loss import Loss, token_loss
 from model.moe import Load
 from model.params import (
     AttentionParams,
@@ -227,7 +227,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Adapter of ``token_loss`` for a head of its own."""
+    """Adapter of a loss, ``token_loss`` by default, for a head of its own."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -238,9 +238,10 @@ class Head(nn.Module):
         rows: Float[Tensor, "y m"],
         targets: Int[Tensor, " y"],
         num_labels: Float[Tensor, ""],
+        loss: Loss = token_loss,
     ) -> Float[Tensor, ""]:
         """Loss term of the labelled rows."""
-        return token_loss(rows, self.weight, targets, num_labels)
+        return loss(rows, self.weight, targets, num_labels)
 
 
 def _mlp(config: TextConfig) -> Node:

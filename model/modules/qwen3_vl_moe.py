@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from model.config import Config
 from model.data import ModelInputs
-from model.loss import token_loss
+from model.loss import Loss, token_loss
 from model.modules.adapters import Embedding, Head, Node, TextBlock, VisionTower, recomputed
 from model.moe import Load, load_balance, refuse_widths
 from model.rope import text_rope
@@ -44,7 +44,11 @@ class Qwen3VLMoe(nn.Module):
         return self.config.units()
 
     def forward(
-        self, inputs: ModelInputs, at: Boundaries, aux_loss: bool = False
+        self,
+        inputs: ModelInputs,
+        at: Boundaries,
+        aux_loss: bool = False,
+        loss: Loss = token_loss,
     ) -> Float[Tensor, ""]:
         """Loss term of this rank: its labelled rows' cross entropies over the number of labels.
 
@@ -52,6 +56,8 @@ class Qwen3VLMoe(nn.Module):
           inputs: what this rank holds of the micro-batch.
           at: where tensors travel.
           aux_loss: add the experts' load balance times ``router_aux_loss_coef``.
+          loss: computes the term in place of ``token_loss``, from what that takes. It is a sum over
+            rows, divided by ``num_labels``, and must be one where there is no row.
         Returns: 0-dim fp32; the sum over ranks and micro-batches is the loss.
         Raises: ValueError if ``aux_loss`` is asked for on several ranks: it is no sum over them.
         """
@@ -60,12 +66,12 @@ class Qwen3VLMoe(nn.Module):
         rows, loads = self._labelled(inputs, at)
         text = inputs.text
         if self.lm_head is None:
-            loss = token_loss(rows, self._head_weight, text.targets, text.num_labels)
+            term = loss(rows, self._head_weight, text.targets, text.num_labels)
         else:
-            loss = self.lm_head(rows, text.targets, text.num_labels)
+            term = self.lm_head(rows, text.targets, text.num_labels, loss)
         if aux_loss and loads:
-            loss = loss + self.config.text.router_aux_loss_coef * load_balance(loads)
-        return loss
+            term = term + self.config.text.router_aux_loss_coef * load_balance(loads)
+        return term
 
     def logits(self, inputs: ModelInputs, at: Boundaries) -> Float[Tensor, "y vocab"]:
         """Logits of the labelled rows, for parameters that are whole on this rank.

@@ -2,7 +2,8 @@
 
 A page's Python blocks run in order, in one namespace; what one prints stands in the ``text`` block
 right behind it. A block whose first line says ``torchrun --nproc-per-node N`` runs on N ranks, and
-shows what rank 0 prints. In a ``console`` block, output follows each ``$`` line.
+shows what rank 0 prints; one whose first line is ``# name.py`` is a module from there on. In a
+``console`` block, output follows each ``$`` line.
 ``python tests/docs/test_pages.py`` writes what is printed into the pages.
 """
 
@@ -11,6 +12,7 @@ import io
 import re
 import shlex
 import sys
+import types
 from pathlib import Path
 from unittest import mock
 
@@ -21,6 +23,7 @@ from vlshard.cli.main import main
 
 PAGES = sorted(Path("docs").glob("*.md"))
 SHOWN = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?|```console\n(.*?)```", re.DOTALL)
+FILE = re.compile(r"# (\w+)\.py\n")
 RANKS = re.compile(r"# .*torchrun --nproc-per-node (\d+) ")
 
 
@@ -41,8 +44,32 @@ def printed_in_group(code):
         return printed_by(code, {})
 
 
+@contextlib.contextmanager
+def modules():
+    """Takes blocks that are files: they can be imported until the page ends."""
+    known = set(sys.modules)
+    made = []
+
+    def add(name, code):
+        assert name not in known
+        sys.modules[name] = types.ModuleType(name)
+        made.append(name)
+        return printed_by(code, vars(sys.modules[name]))
+
+    try:
+        yield add
+    finally:
+        for name in made:
+            del sys.modules[name]
+
+
 def rewritten(page, ranks):
     """The page with every output as it is now."""
+    with modules() as add:
+        return _rewritten(page, ranks, add)
+
+
+def _rewritten(page, ranks, add):
     names = {"__name__": "__main__"}
 
     def block(found):
@@ -53,6 +80,8 @@ def rewritten(page, ranks):
         on_ranks = RANKS.match(code)
         if on_ranks:
             shown = ranks(int(on_ranks[1])).run(printed_in_group, code, timeout=60)[0]
+        elif file := FILE.match(code):
+            shown = add(file[1], code)
         else:
             shown = printed_by(code, names)
         return f"```python\n{code}```" + (f"\n```text\n{shown}```" if shown else "")

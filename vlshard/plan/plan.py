@@ -29,6 +29,9 @@ from vlshard.storage import Storage
 class Plan:
     """Where everything lives, for one world size.
 
+    For models with a vision encoder, a decoder and a config that is a ``ModelConfig``: see
+    docs/plans.md. Other models need none: ``reshard``, ``attend`` and ``shard_model`` serve any.
+
     Attributes:
       mesh: named axes, outermost first.
       params: storage of parameters by name pattern (``**`` is anything); the first match wins.
