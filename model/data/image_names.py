@@ -7,7 +7,7 @@ from typing import Any
 from unicodedata import normalize
 from urllib.parse import unquote
 
-from vlshard.language import clipped
+from vlshard.language import clipped, clipped_path
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 MOST_LETTERS = 4095  # of a path, on the systems that this runs on
@@ -56,7 +56,7 @@ def _fault(name: Any) -> str | None:
     url = URL.match(name)
     if url and url[1].lower() == "file":
         path = "/" + unquote(name[url.end() :]).partition("/")[2]
-        return f"a file URL, expected a path: write {clipped(path)!r}"
+        return f"a file URL, expected a path: write {clipped_path(path)!r}"
     if url:
         return f"a URL ({clipped(url[1], 20)}), expected a path: download it to a file"
     if len(name) > MOST_LETTERS:
@@ -70,7 +70,7 @@ def _of_object(entry: dict[str, Any]) -> str:
     """How an entry of another data format is written here."""
     path = entry.get("path")
     if isinstance(path, str) and path:
-        return f"write {clipped(path)!r} itself"
+        return f"write {clipped_path(path)!r} itself"
     return "write its bytes to a file, and name that"
 
 

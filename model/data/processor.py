@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from model.config import Config, read_json
-from vlshard.language import clipped
+from vlshard.language import clipped, clipped_path
 from vlshard.plan import Grid
 
 SETTINGS = ("preprocessor_config.json", "processor_config.json")
@@ -24,7 +24,7 @@ class ImageError(ValueError):
     """
 
     def __init__(self, path: str | Path, reason: str):
-        super().__init__(f"{clipped(path)}: {reason}")
+        super().__init__(f"{clipped_path(path)}: {reason}")
         self.path = path
         self.reason = reason
 

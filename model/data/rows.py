@@ -12,7 +12,7 @@ from model.data.chat import ChatError, ChatTemplate
 from model.data.image_names import NameFault, image_paths, kind_of
 from model.data.images import ImageError, ImageReader
 from model.data.sample import Sample, sample_facts
-from vlshard.language import clipped
+from vlshard.language import clipped, clipped_path
 from vlshard.plan import Grid
 
 CHAT_KEYS = ("messages", "images")
@@ -37,7 +37,7 @@ class RowError(ValueError):
     """
 
     def __init__(self, path: str | Path, line: int | None, reason: str):
-        where = clipped(path) if line is None else f"{clipped(path)}:{line}"
+        where = clipped_path(path) if line is None else f"{clipped_path(path)}:{line}"
         super().__init__(f"{where}: {reason}")
         self.path = path
         self.line = line
@@ -76,7 +76,7 @@ class RowFile:
 
     def where(self, index: int) -> str:
         """File and line of a row, for messages."""
-        return f"{clipped(self.path)}:{self._lines[index]}"
+        return f"{clipped_path(self.path)}:{self._lines[index]}"
 
     def row(self, index: int) -> tuple[Sample, tuple[Path, ...]]:
         """Read one row; images are looked at but not decoded.

@@ -27,7 +27,7 @@ from vlshard.language.placements import (
     refuse,
     same_placements,
 )
-from vlshard.language.quotes import clipped, clipped_lines
+from vlshard.language.quotes import clipped, clipped_lines, clipped_path
 from vlshard.language.spec import NO_NEW_SUM, arrow, spec, spec_within
 from vlshard.language.syntax import (
     Axis,
@@ -77,6 +77,7 @@ __all__ = [
     "arrow",
     "clipped",
     "clipped_lines",
+    "clipped_path",
     "coefficients",
     "counts",
     "cutting_axes",

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from vlshard.language.quotes import clipped, clipped_each, clipped_lines, window
+from vlshard.language.quotes import clipped_each, clipped_lines, clipped_path, window
 
 
 class Span(NamedTuple):
@@ -45,7 +45,7 @@ class ShardError(ValueError):
 
     def __str__(self) -> str:
         lines = [clipped_each(self.headline)]
-        where = clipped(self.where) if self.where else ""
+        where = clipped_path(self.where) if self.where else ""
         if self.text is not None:
             lead = f"{where}: " if where else ""
             marked = {i for start, stop in self.spans for i in range(start, stop)}

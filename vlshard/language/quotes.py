@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 
 MOST_LETTERS = 160  # of one quote
 MOST_LINES = 30  # of one message
-MOST_TEXT = 400  # of a line, such as a spec
+MOST_TEXT = 400  # of a spec
+MOST_LINE = 2000  # of a line, which may name several files
 
 
 def clipped(value: object, most: int = MOST_LETTERS) -> str:
@@ -20,9 +21,14 @@ def clipped(value: object, most: int = MOST_LETTERS) -> str:
     return f"{text[: most // 2]}... ({len(text):,} characters) ...{text[-most // 4 :]}"
 
 
+def clipped_path(path: object) -> str:
+    """The name of a file, in full unless it is no name that a file could have."""
+    return clipped(path, MOST_LINE // 2)
+
+
 def clipped_each(text: str) -> str:
     """A text of several lines, each of which is short enough."""
-    return "\n".join(clipped(line, MOST_TEXT) for line in text.split("\n"))
+    return "\n".join(clipped(line, MOST_LINE) for line in text.split("\n"))
 
 
 def clipped_lines(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
