@@ -9,6 +9,7 @@ ORIGIN = pytest.StashKey[Origin]()
 # Files that take longest come first, so that no worker is left with one at the end.
 LONGEST = (
     "tests/dist/test_parity.py",
+    "tests/model/training/test_train.py",
     "tests/examples/test_train.py",
     "tests/dist/test_mode_layouts.py",
     "tests/dist/test_training.py",

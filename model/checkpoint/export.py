@@ -18,10 +18,8 @@ from model.config import ARCHITECTURE, Config
 SHARD_BYTES = 5_000_000_000
 HEADER_BYTES = 128  # of a tensor's entry in a file's header
 CONFIG_FILE = "config.json"
-COST_FILE = "frame_cost.json"  # examples/train.py --measure-cost puts it beside the weights
-RECORD_FILE = (
-    "training.json"  # examples/train.py says how it trained; tells its exports from others
-)
+COST_FILE = "frame_cost.json"  # what a frame costs, if examples/train.py measured it
+RECORD_FILE = "training.json"  # how examples/train.py trained; tells its exports from others
 SIDE_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
