@@ -6,6 +6,7 @@ import pytest
 
 from model.config.config import Config
 from tests.batches import batches
+from tests.plan_names import SPLIT_PLANS
 from tests.tiny import tiny_raw
 from tests.training import Outcome, Run
 
@@ -102,18 +103,29 @@ def write_plan(path, key) -> str:
 
 def pytest_generate_tests(metafunc):
     """Every plan on every kind of batch with ``--all-pairs``, else the quick ones."""
+    thorough = metafunc.config.getoption("all_pairs")
     if "plan" in metafunc.fixturenames:
-        thorough = metafunc.config.getoption("all_pairs")
         chosen = list(PLANS) if thorough else QUICK
         metafunc.parametrize("plan", chosen, ids=lambda key: f"{key[0]}-{key[1]}")
+    if "cases" in metafunc.fixturenames:
         metafunc.parametrize("cases", [ALL_CASES if thorough else CASES], ids=["cases"])
 
 
 def test_split_equals_one_process(plan, cases, ranks, tmp_path):
     path = write_plan(tmp_path / "split.py", plan)
     key_heads = 1 if "1 key head" in plan[1] else 2
+    compare(ranks, plan[0], path, key_heads, cases)
+
+
+@pytest.mark.parametrize("name", SPLIT_PLANS)
+def test_shipped_plan_equals_one_process(name, cases, ranks):
+    compare(ranks, SPLIT_PLANS[name], f"plans/{name}.py", 2, cases)
+
+
+def compare(ranks, world, path, key_heads, cases):
+    """Loss, norm and every raw gradient of each kind of batch."""
     expected = reference(key_heads, cases)
-    found = ranks(plan[0]).run(probe_all, path, raw(key_heads), cases, expected, timeout=180)[0]
+    found = ranks(world).run(probe_all, path, raw(key_heads), cases, expected, timeout=180)[0]
     for name, right in expected.items():
         assert found[name].faults == [], name
         assert found[name].loss == pytest.approx(right.loss, rel=1e-6), name

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from model.config.config import Config
-from tests.plan_names import EVERY_RANK_READS, FOUR_RANKS_ONLY, MAIN_PLANS, OTHER_PLANS
+from tests.plan_names import (
+    EVERY_RANK_READS,
+    FOUR_RANKS_ONLY,
+    MAIN_PLANS,
+    OTHER_PLANS,
+    SPLIT_PLANS,
+)
 from tests.tiny import tiny_config, tiny_raw
 from vlshard import Mesh, Plan, PlanError, fsdp, gather, hybrid, replicate, ring, ulysses
 from vlshard.plan.header import SampleFacts, make_headers
@@ -314,7 +320,7 @@ def test_plans_fit_even_worlds(name, world):
 
 def test_every_plan_is_gone_through():
     files = {path.stem for path in Path("plans").glob("*.py") if "def plan(" in path.read_text()}
-    assert files == {"single", *MAIN_PLANS, *OTHER_PLANS}
+    assert files == {"single", *MAIN_PLANS, *OTHER_PLANS, *SPLIT_PLANS}
 
 
 @pytest.mark.parametrize(("name", "world"), [("single", 2), ("vision_cp_ulysses", 3)])
