@@ -13,6 +13,7 @@ OTHER_PLANS = {
     "vision_dealt": 4,
     "vision_hsdp": 4,
     "vision_sample": 2,
+    "decoder_tp": 2,
 }
 # With splits, on a model with four vision heads; the ranks that each takes.
 SPLIT_PLANS = {"decoder_tp": 2, "decoder_tp_cp": 4}
@@ -20,7 +21,13 @@ FOUR_RANKS_ONLY = ("vision_cp_hybrid",)
 # Those in which each rank has rows of its own to read.
 EVERY_RANK_READS = (*WHOLE_IMAGE_PLANS, "vision_hsdp")
 # For many steps.
-FOLLOWED_PLANS = (*MAIN_PLANS, "vision_cp_async", "vision_cp_ulysses_async", "vision_cp_ring")
+FOLLOWED_PLANS = (
+    *MAIN_PLANS,
+    "vision_cp_async",
+    "vision_cp_ulysses_async",
+    "vision_cp_ring",
+    "decoder_tp",
+)
 # With a look at all that crosses a boundary; the ranks that each takes.
 WATCHED_PLANS = {
     "vision_dp1": 2,

@@ -198,7 +198,7 @@ def frozen(plan, raw, freeze):
 
 
 @pytest.mark.parametrize("part", FROZEN)
-@pytest.mark.parametrize("plan", ["baseline_dp", "vision_cp_colossal"])
+@pytest.mark.parametrize("plan", ["baseline_dp", "vision_cp_colossal", "decoder_tp"])
 def test_frozen_parts_stay_and_the_rest_follows(plan, part, ranks):
     found = ranks(2).run(frozen, f"plans/{plan}.py", tiny_config().raw, FROZEN[part])[0]
     expected = frozen(None, tiny_config().raw, FROZEN[part])
