@@ -17,7 +17,7 @@ from model.config import Config
 from model.data.images import ImageError
 from model.data.inputs import ModelInputs, build_inputs, images_touched
 from model.data.rows import RowError
-from model.data.sample import Sample, SampleError, sample_facts
+from model.data.sample import Sample, SampleError, content_of, sample_facts
 from vlshard import BoundPlan, SampleFacts, ShardError, StepHeader
 from vlshard.comm import Group, exchange_bytes, on_rank, together
 from vlshard.plan import FactTable, StepBoundaries, Told, deal_rows, make_headers, merge_told
@@ -263,13 +263,24 @@ class Loader:
         at = self._bound.step(header)
         touched = images_touched(header, at.share.patches)
         wanted = {*np.unique(at.share.samples).tolist(), *(sample for sample, _ in touched)}
-        rows = {i: sources.get(ids[i]) or self._rows.row(ids[i]) for i in sorted(wanted)}
+        rows = {
+            i: sources.get(ids[i]) or self._read_again(ids[i], header.samples[i].content)
+            for i in sorted(wanted)
+        }
         found = [(ids[sample], rows[sample][1][item]) for sample, item in touched]
         parts = [found[k::DECODERS] for k in range(DECODERS)]
         decoded = list(self._decoders.map(self._decode, parts))
         pixels = {item: decoded[k % DECODERS][k // DECODERS] for k, item in enumerate(touched)}
         samples = {i: sample for i, (sample, _) in rows.items()}
         return MicroBatch(header, at, build_inputs(header, at.share, samples, pixels, self._config))
+
+    def _read_again(self, row: int, content: int) -> Source:
+        """A row that another rank has read, with what it has found in it."""
+        source = self._rows.row(row)
+        if content_of(source[0]) != content:
+            told = f"row {row} reads differently here than on the rank whose row it is"
+            raise SampleError(f"{self._rows.where(row)}: {told}")
+        return source
 
     def _decode(self, images: Sequence[tuple[int, Path]]) -> list[Float[Tensor, "rows p"]]:
         """Patches of images, given with their rows; a fault names the row."""

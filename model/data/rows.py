@@ -74,6 +74,11 @@ class RowFile:
     def __len__(self) -> int:
         return len(self._starts)
 
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of all rows in their order, as the file was when it was opened."""
+        return f"{crc32(self._sums.tobytes()):08x}"
+
     def where(self, index: int) -> str:
         """File and line of a row, for messages."""
         return f"{clipped_path(self.path)}:{self._lines[index]}"

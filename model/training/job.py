@@ -8,6 +8,7 @@ import torch.distributed as dist
 from model.checkpoint import CheckpointError, check_checkpoint, has_weights
 from model.config import Config, ConfigError, load_config
 from model.data import DATA_ERRORS, ImageReader, Reading, RowFile
+from model.training.fingerprints import compare_inputs, compare_settings
 from model.training.measure import kept_cost, measure_cost
 from model.training.outputs import check_outputs
 from model.training.report import say
@@ -32,6 +33,7 @@ class Job:
 
 def prepare(settings: Settings, device: torch.device) -> Job:
     """Read and check everything but the weights; nothing of the model is allocated yet."""
+    compare_settings(settings)
     with together(*KNOWN_ERRORS):
         config = load_config(settings.model)
         plan = load_plan(settings.plan, dist.get_world_size())
@@ -41,6 +43,7 @@ def prepare(settings: Settings, device: torch.device) -> Job:
             check_checkpoint(settings.model, config, settings.expert_layout)
         if dist.get_rank() == 0:
             check_outputs(settings, config)
+    compare_inputs(settings, config, rows)
     if settings.measure_cost:
         plan = replace(plan, cost=measured_cost(config, settings, device))
     with together(*KNOWN_ERRORS):

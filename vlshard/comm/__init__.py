@@ -3,7 +3,7 @@
 `mesh` is the ranks, `transport` the one file that hands activations to torch.distributed,
 `collectives` the differentiable moves, `reshard` a whole program at once and `flight` one under
 way (a `Pending`). `row_move` moves rows by index, `agreement` raises one error on all ranks,
-`bridges` leads to DTensor and back.
+`fingerprints` compares what they were given, `bridges` leads to DTensor and back.
 """
 
 from vlshard.comm.agreement import (
@@ -17,6 +17,7 @@ from vlshard.comm.agreement import (
 )
 from vlshard.comm.bridges import from_dtensor, mesh_of, to_dtensor
 from vlshard.comm.collectives import HALVES
+from vlshard.comm.fingerprints import fingerprint, refuse_differences
 from vlshard.comm.flight import refuse_second_derivative, start
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
@@ -45,12 +46,14 @@ __all__ = [
     "agree",
     "even_sizes",
     "exchange_bytes",
+    "fingerprint",
     "from_dtensor",
     "lower",
     "mesh_of",
     "on_rank",
     "plan_row_move",
     "raise_any",
+    "refuse_differences",
     "refuse_second_derivative",
     "reshard",
     "running_mesh",

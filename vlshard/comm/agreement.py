@@ -3,7 +3,7 @@
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,8 @@ class AgreedError(ShardError):
 def agree(payload: Any, group: Group = None) -> list[Any]:
     """Give every rank the payloads of all ranks.
 
-    A collective over CPU tensors: ``group`` needs a backend that serves them (gloo). Without
-    torch.distributed there is one rank, this one.
+    A collective over CPU tensors where the backend serves them (gloo), else over the device's.
+    Without torch.distributed there is one rank, this one.
 
     Args:
       payload: what JSON can say (None, numbers, strings, lists, dicts with string keys).
@@ -119,9 +119,17 @@ def on_rank(error: Exception) -> str:
 
 def _gather(x: torch.Tensor, group: Group) -> list[torch.Tensor]:
     """The tensors of all ranks; all of one shape."""
+    x = x.to(_device(group))
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x, group=group)
-    return parts
+    return [part.cpu() for part in parts]
+
+
+def _device(group: Group) -> torch.device:
+    """Where a group can send from: the CPU if it serves that. torch has no public way to ask."""
+    served = cast(Any, group or dist.group.WORLD)._device_types
+    cpu = torch.device("cpu")
+    return cpu if cpu in served else torch.accelerator.current_accelerator() or cpu
 
 
 def _check_lengths(lengths: list[int]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlshard.attention import Kernel, Mode, Site, schedule
-from vlshard.comm import Mesh
+from vlshard.comm import Mesh, fingerprint
 from vlshard.language import (
     IntArray,
     Layout,
@@ -73,6 +73,27 @@ class BoundPlan:
     cost: tuple[float, float]
     splits: Splits
     kernel: Kernel | None = None
+
+    def facts(self) -> dict[str, object]:
+        """What ranks must have bound alike, by name; short."""
+        parameters = [*self.config.parameter_shapes().items()]
+        kernel = self.kernel and getattr(
+            self.kernel, "__qualname__", type(self.kernel).__qualname__
+        )
+        return {
+            "mesh": str(self.mesh) or "no axes",
+            PATCHES: str(self.patches),
+            TOKENS: str(self.tokens),
+            **{f"attention of {site}": str(mode) for site, mode in self.attention.items()},
+            **_storage_facts(self.storages),
+            **{f"checkpoint of {site}": every for site, every in self.checkpoint.items()},
+            **{f"split of {name}": str(cut) for name, cut in self.splits.specs.items()},
+            "cost of a frame": self.cost,
+            "kernel": kernel,
+            "heads": {site: tuple(heads) for site, heads in self.config.heads.items()},
+            "merge unit": self.config.unit,
+            "parameters": f"{len(parameters)}, checksum {fingerprint(repr(parameters))}",
+        }
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
@@ -288,3 +309,11 @@ class BoundPlan:
         heads = self.splits.heads("text", self.config.heads["text"])
         rows = self._entered(where.tokens, "text")
         return Site(self.mesh, rows, lengths, causal=True, heads=heads, one_row=packed)
+
+
+def _storage_facts(storages: Mapping[str, Storage]) -> dict[str, str]:
+    """Which units are stored in each way."""
+    units: dict[str, list[str]] = {}
+    for unit, how in storages.items():
+        units.setdefault(f"stored as {how}", []).append(unit or "the root")
+    return {how: f"{len(held)} units, {' '.join(held)}" for how, held in units.items()}

@@ -29,6 +29,8 @@ class SampleFacts:
       label_runs: (start, count) of each run of tokens whose label counts, after the shift by one;
         none where they have not been told.
       error: what is wrong with this sample, or None; every rank raises it.
+      content: checksum of its ids, labels and grids, by which ranks that read one row know that
+        they have read the same.
     """
 
     row: int
@@ -38,6 +40,7 @@ class SampleFacts:
     starts: tuple[int, ...] = ()
     label_runs: tuple[LabelRun, ...] = ()
     error: str | None = None
+    content: int = 0
 
     @property
     def frames(self) -> tuple[tuple[int, int], ...]:
@@ -46,7 +49,7 @@ class SampleFacts:
 
 
 # Fields that are one integer a sample, and those that are lists of so many integers an entry.
-NUMBERS = ("row", "tokens", "labelled")
+NUMBERS = ("row", "tokens", "labelled", "content")
 LISTS = {"grids": 3, "starts": 1, "label_runs": 2}
 
 
@@ -72,7 +75,7 @@ class FactTable(Sequence[SampleFacts]):
         if isinstance(facts, FactTable):
             return facts
         given = list(facts)
-        numbers = [(one.row, one.tokens, one.labelled) for one in given]
+        numbers = [(one.row, one.tokens, one.labelled, one.content) for one in given]
         counts = [(len(one.grids), len(one.starts), len(one.label_runs)) for one in given]
         lists = (
             chain.from_iterable(chain.from_iterable(one.grids for one in given)),
@@ -175,7 +178,7 @@ class FactTable(Sequence[SampleFacts]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         at = range(len(self))[index]
-        row, tokens, labelled = self.numbers[at].tolist()
+        row, tokens, labelled, content = self.numbers[at].tolist()
         grids, starts, runs = (
             values[end - count : end].tolist()
             for values, end, count in zip(self.lists, self._ends[at], self.counts[at], strict=True)
@@ -188,6 +191,7 @@ class FactTable(Sequence[SampleFacts]):
             starts=tuple(start for (start,) in starts),
             label_runs=tuple((start, count) for start, count in runs),
             error=self.errors.get(at),
+            content=content,
         )
 
     def __eq__(self, other: object) -> bool:

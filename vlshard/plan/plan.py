@@ -1,12 +1,13 @@
 """A plan: which layout each boundary has, how parameters are stored, how attention is met."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
 from vlshard.attention import Kernel, Mode, probe
-from vlshard.comm import Mesh
+from vlshard.comm import AgreedError, Mesh, refuse_differences
 from vlshard.language import (
     PlanError,
     ShardError,
@@ -58,16 +59,25 @@ class Plan:
     def bind(self, config: ModelConfig, world: int, *, kernel: Kernel | None = None) -> "BoundPlan":
         """Check the plan against a model and a world, and make its process groups.
 
+        Where ranks are running, each of them calls this, and they compare what they have bound: a
+        plan may have been made otherwise on one of them.
+
         Args:
           config: the model's config.
           world: number of ranks.
           kernel: attention in place of the device's own; tried here, and refused if it is wrong.
         Returns: the plan, ready to be stepped.
-        Raises: PlanError that lists every fault, the same on all ranks, before anything is sent.
+        Raises: PlanError that lists every fault; AgreedError on all ranks, before any group is
+          made, if they have bound different things, or another rank's plan has faults.
         """
+        running = dist.is_initialized() and dist.get_world_size() == world
         faults = list(self.faults(config, world))
         if faults:
-            raise _joined(faults, self.source)
+            error = _joined(faults, self.source)
+            if running:
+                with suppress(AgreedError):
+                    refuse_differences({}, fault=str(error))
+            raise error
         if kernel:
             probe(kernel)
         bound = BoundPlan(
@@ -82,6 +92,8 @@ class Plan:
             splits=derive(self.splits, self.mesh, config),
             kernel=kernel,
         )
+        if running:
+            refuse_differences(bound.facts(), headline="ranks have bound different plans")
         if dist.is_initialized():
             self.mesh.make_groups(bound.group_axes)
         return bound

@@ -260,3 +260,24 @@ def test_data_ranks_read_their_own_rows(ranks):
 def test_a_fault_of_the_last_rank_is_raised_on_all(ranks, bad_row, bad_image, text):
     outcomes = ranks(2).run(error_on_last_rank, bad_row, bad_image, timeout=180)
     assert outcomes == [([1], "AgreedError", text)] * 2
+
+
+def other_ids(plan, sizes, on):
+    """What is raised if row 1 has another id on one rank, its length and grids the same."""
+    rows = FakeRows(*(sample(i, *images) for i, images in enumerate(sizes)))
+    if dist.get_rank() == on:
+        rows.samples[1].ids[0] += 1
+    batches, _, error = load(rows, plan=plan, batch=2, steps=1)
+    return len(batches), type(error).__name__, str(error)
+
+
+def test_other_ids_of_a_row_are_told_by_all_where_several_ranks_read_it(ranks):
+    """Rank 3 reads its own row as rank 2 does; rank 0 reads row 1 for the images it is dealt."""
+    sizes = [[], [(4, 4)] * 4]
+    (count, kind, text), *others = ranks(4).run(other_ids, "plans/vision_dealt.py", sizes, 3)
+    assert all(other == (count, kind, text) for other in others)
+    assert (count, kind) == (0, "AgreedError")
+    assert text.startswith("row 1 reads differently on rank 3 than on a lower rank: ")
+    text = "data.jsonl:2: row 1 reads differently here than on the rank whose row it is"
+    found = ranks(4).run(other_ids, "plans/vision_dealt.py", sizes, 0)
+    assert found == [(0, "AgreedError", text)] * 4
