@@ -63,7 +63,7 @@ CHANGES = {  # what rank 1 does to its plan, and the lines that say so
     "fields['cost'] = (1.0, 2.0)": ["cost of a frame: # on rank 0; [1.0, 2.0] on rank 1"],
 }
 OPTIONS = {
-    "lr": (1e-3, 2e-3, "--lr: 0.001 on rank 0; 0.002 on rank 1"),
+    "lr": (1e-5, 2e-3, "--lr: 1e-05 on rank 0; 0.002 on rank 1"),
     "seed": (0, 1, "--seed: 0 on rank 0; 1 on rank 1"),
     "batch": (2, 4, "--batch: 2 on rank 0; 4 on rank 1"),
     "steps": (2, 3, "--steps: 2 on rank 0; 3 on rank 1"),
