@@ -38,7 +38,8 @@ class Controls:
         self.tokens = {i: token for i, token in added if token.special or i in chosen}
         self.end = tokenizer.eos_token_id
         self._backend: Tokenizer = tokenizer.backend_tokenizer
-        self._reserved = np.array(sorted({*chosen, *self.tokens}), dtype=np.int64)
+        reserved = {*chosen, *self.tokens} - {tokenizer.unk_token_id}  # text may be unknown
+        self._reserved = np.array(sorted(reserved), dtype=np.int64)
         self._alphabets: dict[int, Alphabet] = {}
 
     def alphabet(self, texts: Iterable[str]) -> "Alphabet":
@@ -63,7 +64,9 @@ class Controls:
         twin.encode_special_tokens = True
         for i, token in self.tokens.items():
             spaces = {"lstrip": token.lstrip, "rstrip": token.rstrip}
-            twin.add_tokens([AddedToken(letters[i], normalized=False, special=False, **spaces)])
+            twin.add_tokens(
+                [AddedToken(letters[i], normalized=token.normalized, special=False, **spaces)]
+            )
         return twin
 
     def refuse(self, ids: IntArray) -> None:
@@ -86,6 +89,7 @@ class Alphabet:
         self.mark, self.probe = chr(first), chr(first + 1)
         self.letters = {i: chr(first + 2 + k) for k, i in enumerate(controls.tokens)}
         self.end = self.letters[controls.end]
+        self._letter = re.compile(f"[{''.join(self.letters.values())}]")
         self._by_text = {t.content: self.letters[i] for i, t in controls.tokens.items()}
         spelt = "|".join(map(re.escape, sorted(self._by_text, key=len, reverse=True)))
         self._spelt = re.compile(spelt)
@@ -135,12 +139,15 @@ class Alphabet:
         """Tokens of respelt text.
 
         Returns: ids, and where in the text each starts and stops.
-        Raises: ControlError if ordinary text becomes a control token.
+        Raises: ControlError if ordinary text becomes a control token, or a control token text.
         """
         twin, theirs, true = self._twin
         encoded = twin.encode(text, add_special_tokens=False)
         ids = np.array(encoded.ids, dtype=np.int64)
         self._controls.refuse(ids)
         at = np.minimum(np.searchsorted(theirs, ids), len(theirs) - 1)
+        found = theirs[at] == ids
+        if found.sum() != len(self._letter.findall(text)):
+            raise ControlError("the tokenizer does not find all control tokens that it should")
         starts, stops = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2).T
-        return np.where(theirs[at] == ids, true[at], ids), starts, stops
+        return np.where(found, true[at], ids), starts, stops

@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from examples.digits_model import CHAT_TEMPLATE, SPECIAL_TOKENS, write_model
 from model.config.config import load_config
 from model.data.chat import ChatError, ChatTemplate
+from model.data.control import Controls
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +207,33 @@ def test_text_that_the_tokenizer_itself_makes_a_control_token_of_is_refused(fold
     with pytest.raises(ChatError) as error:
         chats.sample(chat("a", "quite"), ())
     assert str(error.value) == "the tokenizer makes its control token 'q' of ordinary text"
+
+
+TEXTS = [
+    "<|im_start|>user\n hello <|im_end|>\n<|im_start|>  na\u00efve <|image_pad|>7<|im_end|>",
+    " <|im_end|> <think>e\u0301</think> <|endoftext|>",
+]
+
+
+@pytest.mark.parametrize("flags", [{}, {"lstrip": True}, {"rstrip": True}, {"normalized": True}])
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.Strip()])
+@pytest.mark.parametrize("model", [models.BPE, models.WordLevel])
+def test_plain_texts_are_encoded_as_the_tokenizer_does(flags, normalizer, model):
+    tokenizer = Tokenizer(model(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    kind = trainers.BpeTrainer if model is models.BPE else trainers.WordLevelTrainer
+    trainer = kind(special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(["user assistant hello naive 7"], trainer)
+    tokenizer.add_special_tokens([AddedToken(x, special=True, **flags) for x in SPECIAL_TOKENS])
+    whole = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", unk_token="<unk>"
+    )
+    for text in TEXTS:
+        alphabet = Controls(whole, []).alphabet([text])
+        ids, _, _ = alphabet.encode(alphabet.respelt(text))
+        assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_a_tokenizer_that_cuts_texts_does_not_cut_samples(folder, tmp_path):
