@@ -11,7 +11,7 @@ from vlshard.language.arrays import IntArray
 from vlshard.language.cut import Cut, Places, axes_of
 from vlshard.language.fused import Fused
 from vlshard.language.packing import Packing
-from vlshard.language.pieces import Pieces, chunk, join, share, share_of, shares_of
+from vlshard.language.pieces import Pieces, chunk, join, share, shares_of
 
 FloatArray = NDArray[np.float64]
 
@@ -61,29 +61,6 @@ class Plain:
                 rows = _length(chunk(rows, cut.ranks, rank))
         return rows
 
-    def find(self, row: int) -> dict[str, int]:
-        """The place, along the axes that cut it, that holds a row."""
-        places: dict[str, int] = {}
-        at, rows = row, self.size
-        for i, cut in enumerate(self.cuts):
-            parts = 2 * cut.ranks
-            if cut.order == "home":
-                held = Plain(self.size, self.cuts[:i], self.rows).pieces(places).indices()
-                homes = homes_of(self.rows, cut)[held]
-                place = int(homes[at])
-                at, rows = (int((part == place).sum()) for part in (homes[:at], homes))
-            elif cut.order == "zigzag":
-                part = share_of(at, rows, parts)
-                place = min(part, parts - 1 - part)
-                head, tail = (share(rows, parts, half) for half in (place, parts - 1 - place))
-                at -= head[0] if part == place else tail[0] - _length(head)
-                rows = _length(head) + _length(tail)
-            else:
-                place, at = divmod(at, -(-rows // cut.ranks))
-                rows = _length(chunk(rows, cut.ranks, place))
-            places |= cut.spread(place)
-        return places
-
 
 @dataclass(frozen=True)
 class Packed:
@@ -123,28 +100,6 @@ class Packed:
         for cut in self.cuts:
             rows = unit * _length(share(rows // unit, cut.ranks, cut.place(places)))
         return rows
-
-    def find(self, row: int) -> dict[str, int]:
-        """The place, along the axes that cut it, that holds a row."""
-        places: dict[str, int] = {}
-        segment = int(np.searchsorted(self.packing.ends, row, "right"))
-        held = np.arange(len(self.packing.lengths))
-        for cut in self.segments:
-            ranks = self.dealt(cut, held)
-            places |= cut.spread(int(ranks[np.searchsorted(held, segment)]))
-            held = held[ranks == cut.place(places)]
-        unit, pieces = self.packing.unit, self._runs(held)
-        for cut in self.each:
-            zigzag = cut.order == "zigzag"
-            places |= cut.spread(pieces.part_of(row, unit, cut.ranks, zigzag=zigzag))
-            pieces = pieces.cut_each(unit, cut.ranks, cut.place(places), zigzag=zigzag)
-        at, rows = pieces.position(row) // unit, pieces.rows // unit
-        for cut in self.cuts:
-            place = share_of(at, rows, cut.ranks)
-            places |= cut.spread(place)
-            start, stop = share(rows, cut.ranks, place)
-            at, rows = at - start, stop - start
-        return places
 
     def _runs(self, held: IntArray) -> Pieces:
         """Segments as runs of rows."""

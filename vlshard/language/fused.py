@@ -39,13 +39,6 @@ class Factor:
             return _product(self.factors, places, first + start, first + stop)
         return Pieces(np.array([first + start]), np.array([stop - start]))
 
-    def find(self, index: int) -> tuple[dict[str, int], int, int]:
-        """Where an index is: at which place, which of those held there, and how many they are."""
-        places: dict[str, int] = {}
-        at, rows = _find(self.factors, index, places) if self.factors else (index, self.size)
-        at, rows = _find_block(self.cuts, at, rows, places)
-        return places, at, rows
-
 
 @dataclass(frozen=True)
 class Fused:
@@ -80,12 +73,6 @@ class Fused:
     def runs(self, places: Places) -> int:
         """How many runs the rows held at a place are, before ``cuts`` cut them."""
         return _runs(self.factors, places)
-
-    def find(self, row: int) -> dict[str, int]:
-        """The place, along the axes that cut it, that holds a row."""
-        places: dict[str, int] = {}
-        _find_block(self.cuts, *_find(self.factors, row, places), places)
-        return places
 
 
 def _window(rows: int, cuts: Sequence[Cut], places: Places) -> tuple[int, int]:
@@ -123,27 +110,3 @@ def _runs(factors: Sequence[Factor], places: Places) -> int:
             inner = min(count, _runs(factor.factors, places)) if factor.factors else 1
             return inner * prod(outer.count(places) for outer in factors[:i])
     return 1
-
-
-def _find(factors: Sequence[Factor], row: int, places: dict[str, int]) -> tuple[int, int]:
-    """Which row of those that the factors leave its place a row is, and of how many."""
-    digits: list[int] = []
-    for factor in reversed(factors):
-        row, digit = divmod(row, factor.size)
-        digits.append(digit)
-    at, rows = 0, 1
-    for factor, digit in zip(factors, reversed(digits), strict=True):
-        found, inner, count = factor.find(digit)
-        places |= found
-        at, rows = at * count + inner, rows * count
-    return at, rows
-
-
-def _find_block(cuts: Sequence[Cut], at: int, rows: int, places: dict[str, int]) -> tuple[int, int]:
-    """The same after contiguous cuts."""
-    for cut in cuts:
-        place, at = divmod(at, -(-rows // cut.ranks))
-        places |= cut.spread(place)
-        start, stop = chunk(rows, cut.ranks, place)
-        rows = stop - start
-    return at, rows

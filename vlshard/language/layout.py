@@ -7,11 +7,14 @@ from operator import index as as_index
 from types import MappingProxyType
 from typing import Literal, NoReturn, SupportsIndex
 
+import numpy as np
+
 from vlshard.language.arrays import IntArray
 from vlshard.language.binding import Binder, Size
 from vlshard.language.census import by_rank, costs, counts
 from vlshard.language.dims import BoundDim, FloatArray, Packed
 from vlshard.language.errors import LayoutError
+from vlshard.language.inverse import holders
 from vlshard.language.mesh_shape import MeshShape
 from vlshard.language.packing import Packing
 from vlshard.language.pieces import Pieces
@@ -95,9 +98,20 @@ class Layout:
             raise LayoutError(headline, text=self.spec.text, where=self.where)
         places: dict[str, int] = {}
         for i, dim in zip(at, self.bound, strict=True):
-            places |= dim.find(i)
+            found = holders(dim, np.array([i]))
+            places |= {axis: int(place[0]) for axis, place in found.items()}
         rest = [part for part in self.mesh.parts if part not in places]
         return tuple(sorted(self.mesh.peers(rest, self.mesh.rank_at(places))))
+
+    def holders(self, rows: IntArray, dim: int = 0) -> dict[str, IntArray]:
+        """Where along each axis that cuts a dim the rank is that holds each of some rows.
+
+        Args:
+          rows: indices along the dim, in any order; all of them are there.
+          dim: which dim.
+        Returns: by part of the mesh, one place a row. Along other parts all ranks hold them.
+        """
+        return holders(self.bound[dim], rows)
 
     def loads(self, dim: int = 0, *, by: Literal["rows", "cost"] = "rows") -> FloatArray:
         """How much of a dim each rank holds.

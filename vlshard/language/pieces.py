@@ -47,14 +47,14 @@ class Pieces:
         shift = np.repeat(self.starts - ends + self.lengths, self.lengths)
         return shift + np.arange(self.rows)
 
-    def position(self, row: int) -> int:
-        """Where a row that is held lies in local order."""
-        run = self._run(row)
-        return int(self.lengths[:run].sum()) + row - int(self.starts[run])
+    def runs_of(self, rows: IntArray) -> IntArray:
+        """Which run each of some rows that are held is in; runs are in global order."""
+        return np.searchsorted(self.starts, rows, "right") - 1
 
-    def _run(self, row: int) -> int:
-        """Which run a row that is held is in."""
-        return int(np.argmax((self.starts <= row) & (row < self.starts + self.lengths)))
+    def positions(self, rows: IntArray) -> IntArray:
+        """Where rows that are held lie in local order."""
+        run = self.runs_of(rows)
+        return (np.cumsum(self.lengths) - self.lengths - self.starts)[run] + rows
 
     def take(self, start: int, stop: int) -> "Pieces":
         """Local rows ``start`` to ``stop - 1``."""
@@ -92,15 +92,22 @@ class Pieces:
         lengths = np.stack([head.lengths, tail.lengths], axis=1).ravel()
         return Pieces(starts, lengths).only(lengths > 0)
 
-    def part_of(self, row: int, unit: int, ranks: int, *, zigzag: bool = False) -> int:
-        """Which rank gets a row that is held, where ``cut_each`` cuts."""
-        parts, run = 2 * ranks if zigzag else ranks, self._run(row)
-        size, extra = np.divmod(self.lengths[: run + 1] // unit, parts)
-        first, every = int(extra[:-1].sum()) % parts, np.arange(parts)
-        one = Pieces(self.starts[run : run + 1], self.lengths[run : run + 1])
-        bounds = one._part(unit, parts, every, size[run:], extra[run:], np.array([first])).starts
-        part = int(np.searchsorted(bounds, row, "right")) - 1
-        return min(part, parts - 1 - part) if zigzag else part
+    def parts_of(self, rows: IntArray, unit: int, ranks: int, *, zigzag: bool = False) -> IntArray:
+        """Which rank gets each of some rows that are held, where ``cut_each`` cuts."""
+        parts, run = 2 * ranks if zigzag else ranks, self.runs_of(rows)
+        size, extra = np.divmod(self.lengths // unit, parts)
+        first = ((np.cumsum(extra) - extra) % parts)[run]
+        at, size, extra = (rows - self.starts[run]) // unit, size[run], extra[run]
+        # Parts 0 .. wrapped - 1 have one unit more, and so have first .. last - 1.
+        wrapped, last = np.maximum(first + extra - parts, 0), np.minimum(first + extra, parts)
+        ends = np.cumsum(
+            [wrapped * (size + 1), (first - wrapped) * size, (last - first) * (size + 1)], axis=0
+        )
+        less = np.maximum(size, 1)
+        part = np.where(at < ends[0], at // (size + 1), wrapped + (at - ends[0]) // less)
+        part = np.where(at < ends[1], part, first + (at - ends[1]) // (size + 1))
+        part = np.where(at < ends[2], part, last + (at - ends[2]) // less)
+        return np.minimum(part, parts - 1 - part) if zigzag else part
 
     def _part(
         self,
@@ -137,15 +144,8 @@ def share(size: int, ranks: int, rank: int) -> tuple[int, int]:
     return start, start + block + (rank < extra)
 
 
-def share_of(at: int, size: int, ranks: int) -> int:
-    """Whose block, as ``share`` cuts, a row is in."""
-    block, extra = divmod(size, ranks)
-    large = extra * (block + 1)
-    return at // (block + 1) if at < large else extra + (at - large) // block
-
-
 def shares_of(at: IntArray, size: IntArray | int, ranks: int) -> IntArray:
-    """``share_of`` for several rows."""
+    """Whose block, as ``share`` cuts, each of some rows is in."""
     block, extra = np.divmod(size, ranks)
     large = extra * (block + 1)
     return np.where(at < large, at // (block + 1), extra + (at - large) // np.maximum(block, 1))
