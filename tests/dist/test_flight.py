@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.dist.events import recorded
 from tests.dist.test_several_steps import DYNAMO_LOOKS
+from tests.dense_moves import dense_moves
 from vlshard import Mesh
 from vlshard.comm.flight import start, start_rows
-from vlshard.programs.moves import plan_moves
 from vlshard.comm.reshard import reshard
 
 ARROWS = [
@@ -187,7 +187,7 @@ def no_rows(dtype):
     have, want = [np.arange(3), np.arange(0)], [np.arange(0), np.array([2, 0, 1])]
     x = torch.arange(3.0 if rank == 0 else 0.0)[:, None].expand(-1, 2).to(dtype).clone()
     x.requires_grad_()
-    pending = start_rows(x, (0, 0), plan_moves(have, want, rank), dist.group.WORLD)
+    pending = start_rows(x, (0, 0), dense_moves(have, want, rank), dist.group.WORLD)
     y = pending.then(lambda y: 2 * y).wait()
     y.sum().backward()
     return y.detach()[:, 0].tolist(), x.grad[:, 0].tolist()

@@ -185,7 +185,7 @@ class Recorder:
 
     def launch(self, outgoing, shapes, group):
         me = group.rank()
-        sent = sum(x.numel() * x.element_size() for k, x in enumerate(outgoing) if k != me)
+        sent = sum(x.numel() * x.element_size() for k, x in outgoing.items() if k != me)
         self.messages.append(sent)
         return self._launch(outgoing, shapes, group)
 

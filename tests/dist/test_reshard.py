@@ -8,12 +8,22 @@ import torch
 from torch.autograd import forward_ad
 import torch.distributed as dist
 
+from tests.dense_moves import dense_moves
+from vlshard import MeshShape, transition
 from vlshard.comm.collectives import all_reduce, exchange_rows
 from vlshard.language.errors import LayoutError
 from vlshard.comm.mesh import Mesh
-from vlshard.programs.moves import plan_moves
 from vlshard.comm.reshard import reshard
-from vlshard.comm.transport import Landing, launch_messages, launch_single
+from vlshard.comm.transport import (
+    Landing,
+    launch_gather,
+    launch_messages,
+    launch_scatter,
+    launch_single,
+    way_of,
+    Way,
+)
+from vlshard.programs import Even, route
 
 HAVE = [np.arange(0, 5), np.arange(5, 5), np.arange(5, 7), np.arange(7, 12)]
 WANT = [np.array([11, 3]), np.array([0, 11, 6]), np.arange(12), np.arange(0)]
@@ -25,7 +35,7 @@ def exchange(dtype):
     rank = dist.get_rank()
     x = torch.arange(12).to(dtype)[torch.from_numpy(HAVE[rank])][:, None].expand(-1, 3)
     x = x.clone().requires_grad_()
-    y = exchange_rows(x, 0, plan_moves(HAVE, WANT, rank), dist.group.WORLD)
+    y = exchange_rows(x, 0, dense_moves(HAVE, WANT, rank), dist.group.WORLD)
     y.backward(torch.full_like(y, 10**rank))
     return y.detach(), x.grad
 
@@ -138,8 +148,8 @@ def test_exchanges_keep_their_order(ranks):
 def launch_both_ways(sizes):
     """Rank r sends ``sizes[r][k]`` rows to rank k, by messages and by one collective."""
     rank, group = dist.get_rank(), dist.group.WORLD
-    outgoing = [torch.full((3, n), 10.0 * rank + k).T for k, n in enumerate(sizes[rank])]
-    landing = Landing([(row[rank], 3) for row in sizes])
+    outgoing = {k: torch.full((3, n), 10.0 * rank + k).T for k, n in enumerate(sizes[rank])}
+    landing = Landing({k: (row[rank], 3) for k, row in enumerate(sizes)}, outgoing[rank])
     ways = [way(outgoing, landing, group).wait() for way in (launch_messages, launch_single)]
     return [[(part.shape, part.unique().tolist()) for part in parts] for parts in ways]
 
@@ -152,3 +162,81 @@ def test_both_all_to_alls_deliver_the_same(ranks):
             for k, row in enumerate(sizes)
         ]
         assert ways == [right, right]
+
+
+def launch_even():
+    """A gather and a sum as devices do them, and by messages, forward and backward."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    own = torch.arange(6.0).reshape(2, 3) + 10 * rank
+    gathered = Landing(dict.fromkeys(range(4), (2, 3)), own, lane=7)
+    everywhere = dict.fromkeys(range(4), own)
+    ways = [way(everywhere, gathered, group).wait() for way in (launch_gather, launch_messages)]
+    terms = {k: own * (k + 1) for k in range(4)}
+    summed = launch_scatter(terms, Landing(dict.fromkeys(range(4), (2, 3)), own, lane=7), group)
+    summed.wait()
+    return ways, summed.whole
+
+
+def test_even_collectives_deliver_what_messages_do(ranks):
+    whole = torch.arange(6.0).reshape(2, 3)
+    for rank, ((gathered, messages), total) in enumerate(ranks(4).run(launch_even)):
+        for k in range(4):
+            assert torch.equal(gathered[k], whole + 10 * k)
+            assert torch.equal(messages[k], whole + 10 * k)
+        assert torch.equal(total, (rank + 1) * (4 * whole + 60))
+
+
+def even_in_another_order():
+    group, me = dist.group.WORLD, dist.get_rank()
+    own = torch.arange(3.0)
+    faults = []
+    for launch, shapes in ((launch_gather, {0: (3,), 1: (3,)}), (launch_scatter, {0: (3,), 1: (3,)})):
+        landing = Landing(shapes, own, lane=2 + 2 * me)
+        with pytest.raises(RuntimeError) as error:
+            launch(dict.fromkeys(range(2), own), landing, group).wait()
+        faults.append(str(error.value))
+    return faults
+
+
+def test_even_collectives_of_other_moves_are_refused(ranks):
+    text = "ranks came to their moves in different orders; wait in one order on all ranks"
+    assert ranks(2).run(even_in_another_order) == [[text] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "even", "way"),
+    [
+        ("cpu", torch.float32, Even.GATHER, Way.MESSAGES),
+        ("cpu", torch.float32, None, Way.MESSAGES),
+        ("cuda", torch.bfloat16, Even.GATHER, Way.GATHER),
+        ("npu", torch.int64, Even.GATHER, Way.GATHER),
+        ("cuda", torch.float32, Even.SCATTER, Way.SCATTER),
+        ("cuda", torch.bfloat16, Even.SCATTER, Way.ALL_TO_ALL),
+        ("cuda", torch.float64, Even.SCATTER, Way.ALL_TO_ALL),
+        ("cuda", torch.float32, None, Way.ALL_TO_ALL),
+    ],
+)
+def test_devices_have_their_own_ways(device, dtype, even, way):
+    assert way_of(device, dtype, even) is way
+
+
+@pytest.mark.parametrize(
+    ("arrow", "size", "even"),
+    [
+        ("t@cp h -> t h", 8, Even.GATHER),
+        ("t@cp.zigzag h -> t h", 16, Even.GATHER),
+        ("t h + cp -> t@cp h", 8, Even.SCATTER),
+        ("t@cp h -> t h", 9, None),
+        ("t h + cp -> t@cp h", 9, None),
+        ("t@cp h -> t h@cp", 8, None),
+        ("t@cp h -> t@cp.zigzag h", 16, None),
+    ],
+)
+def test_what_is_even_is_even_on_all_ranks(arrow, size, even):
+    mesh = MeshShape(cp=4)
+    program = transition(*arrow.split(" -> "), mesh)
+    layouts = program.layouts(mesh, t=size, h=4)
+    for rank in range(4):
+        moves = route(program.steps[0], *layouts[:2], rank).moves
+        assert moves.even is even
+        assert moves.reverse.even is (even and even.reverse)

@@ -171,8 +171,8 @@ def test_a_gradient_that_only_one_rank_sends_is_not_taken_for_another(ranks):
 def on_a_device():
     """The way of devices, on the CPU: what comes for another move is an error, never a value."""
     group, me = dist.group.WORLD, dist.get_rank()
-    x = [torch.arange(3.0) + 10 * me, torch.arange(3.0) + 10 * me + 5]
-    landing = [Landing([(3,), (3,)], None, lane) for lane in (2, 4)]
+    x = {0: torch.arange(3.0) + 10 * me, 1: torch.arange(3.0) + 10 * me + 5}
+    landing = [Landing({0: (3,), 1: (3,)}, x[0], lane=lane) for lane in (2, 4)]
     here = [transport.launch_single(x, land, group) for land in landing]
     values = [flight.wait()[1 - me].tolist() for flight in here]
     first, second = landing if me == 0 else landing[::-1]

@@ -13,7 +13,9 @@ from vlshard.language import IntArray
 Stretch = tuple[int, int, int]
 
 
-def plan_ring(rows: Sequence[IntArray], segments: Sequence[int], causal: bool, me: int) -> RingPlan:
+def plan_ring(
+    rows: Sequence[IntArray], segments: Sequence[int] | IntArray, causal: bool, me: int
+) -> RingPlan:
     """One member's part in a ring, without its process group.
 
     Args:
@@ -38,9 +40,11 @@ def plan_ring(rows: Sequence[IntArray], segments: Sequence[int], causal: bool, m
     )
 
 
-def needed(rows: Sequence[IntArray], segments: Sequence[int], causal: bool) -> NDArray[np.bool_]:
+def needed(
+    rows: Sequence[IntArray], segments: Sequence[int] | IntArray, causal: bool
+) -> NDArray[np.bool_]:
     """Whether the queries of each member (first index) see a key of each member (second)."""
-    top = sum(segments)
+    top = int(np.sum(segments))
     first = np.full((len(rows), len(segments)), top)
     last = np.full((len(rows), len(segments)), -1)
     for member, held in enumerate(rows):
@@ -53,7 +57,7 @@ def needed(rows: Sequence[IntArray], segments: Sequence[int], causal: bool) -> N
 
 
 def pair_up(
-    queries: IntArray, keys: IntArray, segments: Sequence[int], causal: bool
+    queries: IntArray, keys: IntArray, segments: Sequence[int] | IntArray, causal: bool
 ) -> tuple[Pair, ...]:
     """The windows of queries and keys that see each other, equal shapes in one pair."""
     held: dict[int, list[Stretch]] = {}

@@ -1,5 +1,6 @@
 """How one micro-batch meets attention: planned on the host, once."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,8 +13,9 @@ from vlshard.attention.ring_attention import RingPlan, ring_attention
 from vlshard.attention.ring_plan import plan_ring
 from vlshard.attention.runs import Runs
 from vlshard.attention.segments import seen_rows, segment_runs
-from vlshard.comm import Mesh, RowMove, plan_row_move
-from vlshard.language import IntArray, Layout
+from vlshard.comm import Mesh, RowMove, row_move
+from vlshard.language import IntArray, Layout, cutting_axes, ranges
+from vlshard.programs import Moves, Peers, grouped
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Site:
 
     mesh: Mesh
     layout: Layout
-    segments: tuple[int, ...]
+    segments: Sequence[int] | IntArray
     causal: bool
     heads: Heads
     one_row: bool = False
@@ -45,6 +47,24 @@ class Site:
                 rows = (rows[:, None] * size + held).ravel()
             self._rows[rank] = rows
         return self._rows[rank]
+
+    def holders(self, rows: IntArray) -> dict[str, IntArray]:
+        """Where along each axis that cuts the site the rank is that holds each of some rows."""
+        found: dict[str, IntArray] = {}
+        for dim in reversed(range(len(self.layout.shape) - 1)):
+            rows, inner = np.divmod(rows, self.layout.shape[dim]) if dim else (rows, rows)
+            found |= self.layout.holders(inner, dim)
+        return found
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Rows of each segment."""
+        return np.asarray(self.segments, dtype=np.int64)
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Where each segment ends."""
+        return np.cumsum(self.lengths)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -90,12 +110,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class _Dealing:
-    """A site under a mode: rows and heads of each rank while it attends."""
+    """A site under a mode: rows and heads of this rank while it attends, and who else needs them.
+
+    Attributes:
+      site: the rows.
+      ways: the axes over which queries and keys are brought together.
+    """
 
     site: Site
     ways: Ways
-    _rows: dict[int, IntArray] = field(default_factory=dict[int, IntArray], compare=False)
-    _keys: dict[int, IntArray] = field(default_factory=dict[int, IntArray], compare=False)
 
     @cached_property
     def degree(self) -> int:
@@ -107,62 +130,116 @@ class _Dealing:
         """Blocks into which key heads are cut; fewer than ranks where heads are fewer."""
         return min(self.degree, self.site.heads.kv)
 
-    def rows(self, rank: int) -> IntArray:
+    def peers(self, *ways: tuple[str, ...]) -> Peers:
+        """The ranks along the axes of some ways."""
+        mesh = self.site.mesh
+        return Peers(mesh, mesh.expand([axis for way in ways for axis in way]), mesh.rank)
+
+    def rows_of(self, rank: int) -> IntArray:
         """Rows of the queries that a rank attends, increasing where heads are dealt."""
         if self.degree == 1:
             return self.site.rows(rank)
-        first, *others = self.site.mesh.peers(self.ways.ulysses, rank)
-        if first not in self._rows:
-            held = [self.site.rows(peer) for peer in (first, *others)]
-            self._rows[first] = np.sort(np.concatenate(held))
-        return self._rows[first]
+        peers = self.site.mesh.peers(self.ways.ulysses, rank)
+        return np.sort(np.concatenate([self.site.rows(peer) for peer in peers]))
 
-    def keys(self, rank: int) -> IntArray:
-        """Rows of the keys that a rank has when it begins to attend."""
+    @cached_property
+    def rows(self) -> IntArray:
+        """Those of this rank."""
+        return self.rows_of(self.site.mesh.rank)
+
+    @cached_property
+    def keys(self) -> IntArray:
+        """Rows of the keys that this rank has when it begins to attend."""
         if not self.ways.gather:
-            return self.rows(rank)
-        first, *_ = self.site.mesh.peers(self.ways.ulysses, rank)
-        if first not in self._keys:
-            self._keys[first] = seen_rows(self.rows(rank), self.site.segments, self.site.causal)
-        return self._keys[first]
+            return self.rows
+        return seen_rows(self.rows, self.site.lengths, self.site.causal)
 
-    def block(self, rank: int, blocks: int) -> int:
-        """Which of so many blocks of heads a rank attends."""
-        place = self.site.mesh.peers(self.ways.ulysses, rank).index(rank)
-        return place * blocks // self.degree
+    @cached_property
+    def q(self) -> Moves:
+        """The move of queries: each of the ranks gets its heads of all rows."""
+        everything = np.arange(self.own.size)
+        readers = dict.fromkeys(range(self.degree), everything)
+        return self._moves(self.ways.ulysses, readers, self.rows, self.degree)
 
-    def bring(self, axes: tuple[str, ...], blocks: int, *, keys: bool) -> RowMove:
-        """The move of queries, or of keys and values, to where they are attended."""
-        mesh = self.site.mesh
-        peers = mesh.peers(axes, mesh.rank)
-        have = [blocked(self.site.rows(peer), blocks) for peer in peers]
-        want = [
-            (self.keys(peer) if keys else self.rows(peer)) * blocks + self.block(peer, blocks)
-            for peer in peers
-        ]
-        return plan_row_move(have, want, axes, mesh, before=blocks)
+    @property
+    def own(self) -> IntArray:
+        """Rows that this rank holds."""
+        return self.site.rows(self.site.mesh.rank)
 
-    def back(self) -> RowMove:
-        """The move of the result to where the queries came from."""
-        mesh, axes, blocks = self.site.mesh, self.ways.ulysses, self.degree
-        peers = mesh.peers(axes, mesh.rank)
-        have = [self.rows(peer) * blocks + self.block(peer, blocks) for peer in peers]
-        want = [blocked(self.site.rows(peer), blocks) for peer in peers]
-        return plan_row_move(have, want, axes, mesh, after=blocks)
+    @cached_property
+    def kv(self) -> Moves:
+        """The move of keys, or of values, to those whose queries see them."""
+        if not self.ways.gather:
+            readers = dict.fromkeys(range(self.degree), np.arange(self.own.size))
+            return self._moves(self.ways.ulysses, readers, self.keys, self.kv_blocks)
+        readers = {
+            group * self.degree + place: rows
+            for group, rows in self._readers().items()
+            for place in range(self.degree)
+        }
+        axes = (*self.ways.gather, *self.ways.ulysses)
+        return self._moves(axes, readers, self.keys, self.kv_blocks)
+
+    def _moves(
+        self, axes: tuple[str, ...], readers: Mapping[int, IntArray], want: IntArray, blocks: int
+    ) -> Moves:
+        """Moves of rows in blocks of heads, of which each reader attends one.
+
+        Args:
+          axes: the axes of the group; those over which heads are dealt are the last.
+          readers: by member of the group, positions of the rows of this rank that it needs.
+          want: the rows that this rank needs.
+          blocks: into how many blocks the heads of a row are cut.
+        """
+        peers = self.peers(axes)
+        sources = np.broadcast_to(peers.number(self.site.holders(want)), want.shape)
+        send = {
+            member: rows * blocks + member % self.degree * blocks // self.degree
+            for member, rows in readers.items()
+        }
+        return Moves(
+            me=peers.me,
+            send=send,
+            receive=grouped(np.arange(want.size), sources),
+            rows=self.own.size * blocks,
+            size=want.size,
+            local=not self._travels(axes),
+        )
+
+    def _travels(self, axes: tuple[str, ...]) -> bool:
+        """Whether rows may leave a rank over some axes: heads are dealt, or segments cut."""
+        layout = self.site.layout
+        cutting = {*cutting_axes(layout.spec, layout.mesh), *layout.mesh.expand(self.ways.ulysses)}
+        return any(layout.mesh.parts[axis] > 1 for axis in self.peers(axes).axes if axis in cutting)
+
+    def _readers(self) -> dict[int, IntArray]:
+        """By place along the gathering axes, positions of this rank's rows that are seen there.
+
+        The queries that see a row are in its segment, so only this rank's segments are looked at.
+        """
+        ends, lengths = self.site.ends, self.site.lengths
+        touched = np.unique(np.searchsorted(ends, self.own, "right"))
+        rows = ranges(ends[touched] - lengths[touched], lengths[touched])
+        gather = self.peers(self.ways.gather)
+        reader = np.broadcast_to(gather.number(self.site.holders(rows)), rows.shape)
+        segment = np.repeat(np.arange(touched.size), lengths[touched])
+        pairs, last = np.unique((segment * gather.size + reader)[::-1], return_index=True)
+        last = rows[rows.size - 1 - last]  # of a segment, the last row that each reader holds
+        begins = np.searchsorted(self.own, (ends - lengths)[touched])[pairs // gather.size]
+        seen = last + 1 if self.site.causal else ends[touched][pairs // gather.size]
+        stops = np.searchsorted(self.own, seen)
+        counts = np.maximum(stops - begins, 0)
+        return grouped(ranges(begins, counts), np.repeat(pairs % gather.size, counts))
 
     def ring(self, overlap: bool) -> RingPlan:
         """The ring of keys and values."""
         mesh = self.site.mesh
         peers = mesh.peers(self.ways.ring, mesh.rank)
-        rows = [self.rows(peer) for peer in peers]
-        plan = plan_ring(rows, self.site.segments, self.site.causal, peers.index(mesh.rank))
-        group = mesh.group(self.ways.ring) if any(plan.reach) else None
+        rows = [self.rows_of(peer) for peer in peers]
+        plan = plan_ring(rows, self.site.lengths, self.site.causal, peers.index(mesh.rank))
+        alone = len(peers) == 1 or mesh.imagined
+        group = None if alone else mesh.group(self.ways.ring)
         return RingPlan(plan.me, plan.rows, plan.reach, plan.pairs, group, overlap)
-
-
-def blocked(rows: IntArray, blocks: int) -> IntArray:
-    """Rows, each cut into blocks of heads that count as rows of their own."""
-    return (rows[:, None] * blocks + np.arange(blocks)).ravel()
 
 
 def schedule(site: Site, mode: Mode | None, kernel: Kernel | None = None) -> Schedule:
@@ -179,17 +256,16 @@ def schedule(site: Site, mode: Mode | None, kernel: Kernel | None = None) -> Sch
     """
     ways = mode.ways if mode else Ways()
     overlap = mode is not None and mode.overlap
-    dealing = _Dealing(site, ways)
+    dealing, mesh = _Dealing(site, ways), site.mesh
     if ways.ring:
         attended = dealing.ring(overlap)
     else:
-        rank = site.mesh.rank
-        rows, keys = dealing.rows(rank), dealing.keys(rank)
-        attended = segment_runs(rows, keys, site.segments, site.causal)
+        attended = segment_runs(dealing.rows, dealing.keys, site.lengths, site.causal)
+    degree, kv_axes = dealing.degree, (*ways.gather, *ways.ulysses)
     return Schedule(
-        q=dealing.bring(ways.ulysses, dealing.degree, keys=False),
-        kv=dealing.bring((*ways.gather, *ways.ulysses), dealing.kv_blocks, keys=True),
-        back=dealing.back(),
+        q=row_move(dealing.q, ways.ulysses, mesh, before=degree),
+        kv=row_move(dealing.kv, kv_axes, mesh, before=dealing.kv_blocks),
+        back=row_move(dealing.q.reverse, ways.ulysses, mesh, after=degree),
         attended=attended,
         lead=site.lead,
         overlap=overlap,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlshard.attention.runs import Runs
-from vlshard.language import IntArray
+from vlshard.language import IntArray, ranges
 
 
 class Stretches(NamedTuple):
@@ -28,7 +28,7 @@ class Stretches(NamedTuple):
     segments: IntArray
 
 
-def stretches(rows: IntArray, segments: Sequence[int]) -> Stretches:
+def stretches(rows: IntArray, segments: Sequence[int] | IntArray) -> Stretches:
     """Cut rows into stretches.
 
     Args:
@@ -42,12 +42,12 @@ def stretches(rows: IntArray, segments: Sequence[int]) -> Stretches:
     return Stretches(starts, lengths, rows[starts], segment[starts])
 
 
-def segment_of(rows: IntArray, segments: Sequence[int]) -> IntArray:
+def segment_of(rows: IntArray, segments: Sequence[int] | IntArray) -> IntArray:
     """The segment that each row belongs to."""
     return np.searchsorted(np.cumsum(segments, dtype=np.int64), rows, side="right")
 
 
-def seen_rows(rows: IntArray, segments: Sequence[int], causal: bool) -> IntArray:
+def seen_rows(rows: IntArray, segments: Sequence[int] | IntArray, causal: bool) -> IntArray:
     """All rows that some of the given rows see, increasing.
 
     Args:
@@ -61,11 +61,12 @@ def seen_rows(rows: IntArray, segments: Sequence[int], causal: bool) -> IntArray
     segment = segment_of(rows, segments)
     reach = rows + 1 - starts[segment] if causal else lengths[segment]
     np.maximum.at(seen, segment, reach)
-    ends = np.cumsum(seen)
-    return np.repeat(starts - ends + seen, seen) + np.arange(int(ends[-1]) if ends.size else 0)
+    return ranges(starts, seen)
 
 
-def segment_runs(rows: IntArray, keys: IntArray, segments: Sequence[int], causal: bool) -> Runs:
+def segment_runs(
+    rows: IntArray, keys: IntArray, segments: Sequence[int] | IntArray, causal: bool
+) -> Runs:
     """Which of the keys at hand the queries see.
 
     Args:

@@ -30,7 +30,7 @@ from vlshard.comm.reshard import (
     reshard,
     running_mesh,
 )
-from vlshard.comm.row_move import RowMove, plan_row_move
+from vlshard.comm.row_move import RowMove, row_move
 from vlshard.comm.transport import Flight
 
 __all__ = [
@@ -51,11 +51,11 @@ __all__ = [
     "lower",
     "mesh_of",
     "on_rank",
-    "plan_row_move",
     "raise_any",
     "refuse_differences",
     "refuse_second_derivative",
     "reshard",
+    "row_move",
     "running_mesh",
     "start",
     "to_dtensor",

@@ -22,9 +22,7 @@ from torch.nn import functional as F
 from vlshard.comm import transport
 from vlshard.comm.transport import Flight, Landing
 from vlshard.language import LayoutError
-from vlshard.programs import Moves, Positions, plan_moves
-
-__all__ = ["Moves", "all_reduce", "exchange_rows", "move_rows", "plan_moves"]
+from vlshard.programs import Even, Moves, Positions
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -44,6 +42,7 @@ class Swap:
       group: the members; None where nothing leaves this rank.
       me: this rank's place among them.
       lane: what tells it from other moves of the group.
+      even: what the swaps of all members make up together, if blocks of one size.
     """
 
     leave: tuple[Positions, int]
@@ -51,29 +50,34 @@ class Swap:
     group: ProcessGroup | None
     me: int
     lane: int = transport.NO_LANE
+    even: Even | None = None
 
     @property
     def reverse(self) -> "Swap":
         """The swap that brings every row back."""
-        back = transport.lane_back(self.lane)
-        return Swap(self.arrive, self.leave, self.group, self.me, back)
+        back, even = transport.lane_back(self.lane), self.even and self.even.reverse
+        return Swap(self.arrive, self.leave, self.group, self.me, back, even)
 
     def launch(self, x: Tensor) -> Flight:
         """Send rows on their way, straight to their places in the result where that is possible."""
         (taken, taken_dim), (put, put_dim) = self.leave, self.arrive
         outgoing = _take(taken, x, taken_dim)
-        own = outgoing[self.me]
-        before, after = own.shape[:put_dim], own.shape[put_dim + 1 :]
-        shapes = [(*before, rows, *after) for rows in put.sizes]
+        shape = list(x.shape)
+        shape[taken_dim] = taken.sizes.get(self.me, 0)
+        before, after = shape[:put_dim], shape[put_dim + 1 :]
+        shapes = {k: (*before, rows, *after) for k, rows in put.sizes.items()}
         if self.group is None:
-            parts = [own if k == self.me else own.new_empty(s) for k, s in enumerate(shapes)]
-            return Flight(parts, [], [])
-        if not (put.laid_out and prod(before) == 1 and own.device.type == "cpu"):
-            return transport.launch(outgoing, Landing(shapes, None, self.lane), self.group)
-        whole = own.new_empty((*before, put.size, *after))
-        places = _take(put, whole, put_dim)
-        flight = transport.launch(outgoing, Landing(shapes, places, self.lane), self.group)
-        flight.whole = whole
+            flight = Flight([outgoing[k] for k in shapes], [], [])
+        elif put.laid_out and prod(before) == 1 and x.device.type == "cpu":
+            whole = x.new_empty((*before, put.size, *after))
+            landing = Landing(shapes, x, _take(put, whole, put_dim), self.lane)
+            flight = transport.launch(outgoing, landing, self.group)
+            flight.whole = whole
+        else:
+            landing = Landing(shapes, x, lane=self.lane, even=self.even)
+            flight = transport.launch(outgoing, landing, self.group)
+        if not shapes:
+            flight.whole = x.new_zeros((*before, put.size, *after))
         return flight
 
     def land(self, flight: Flight) -> Tensor:
@@ -129,7 +133,7 @@ class SumInParts:
 
     def cut(self, x: Tensor) -> Tensor:
         """A term as one row a rank, filled up with zeros."""
-        ranks = len(self.scatter.leave[0].members)
+        ranks = len(self.scatter.leave[0].rows)
         flat = x.reshape(-1)
         block = -(-flat.numel() // ranks)
         return F.pad(flat, (0, ranks * block - flat.numel())).view(ranks, block)
@@ -142,8 +146,9 @@ class SumInParts:
 @cache
 def _parts_moves(ranks: int, me: int) -> Moves:
     """Row k of each rank goes to rank k."""
-    rows = [np.arange(k, k + 1) for k in range(ranks)]
-    return Moves(me, tuple(rows), (np.arange(1),) * ranks, ranks, 1, local=False)
+    send = {k: np.arange(k, k + 1) for k in range(ranks)}
+    receive = dict.fromkeys(range(ranks), np.arange(1))
+    return Moves(me, send, receive, ranks, 1, local=False, even=Even.SCATTER)
 
 
 Trip = Swap | Sum
@@ -185,22 +190,26 @@ def move_rows(
 
 
 def swap(x: Tensor, dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap | None:
-    """The swap of ``move_rows``, checked; None where the tensor stays as it is."""
+    """The swap of ``move_rows``, checked; None where the tensor stays as it is.
+
+    A rank that has nothing to exchange takes its lane all the same, as the others of its group do;
+    on the CPU, where ranks exchange messages, it has nothing more to do.
+    """
     rows = x.shape[dims[0]]
     if rows != moves.rows:
         raise LayoutError(f"moves planned for {moves.rows} rows got {rows} along dim {dims[0]}")
-    if moves.identity:
-        return None
     if group is None and not moves.local:
         raise LayoutError("rows move between ranks, so a process group is needed")
-    return _swap(dims, moves, None if moves.local else group)
+    idle = moves.still and (moves.local or x.device.type == "cpu")
+    trip = _swap(dims, moves, None if moves.local else group)
+    return None if idle else trip
 
 
 def _swap(dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap:
     """A swap with a lane of its own."""
     leave, arrive = (moves.outgoing, dims[0]), (moves.incoming, dims[1])
     lane = transport.NO_LANE if group is None else transport.new_lane(group)
-    return Swap(leave, arrive, group, moves.me, lane)
+    return Swap(leave, arrive, group, moves.me, lane, moves.even)
 
 
 def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, "..."]:
@@ -243,18 +252,20 @@ def _has_tangent(x: Tensor) -> bool:
     return cast("Any", forward_ad).unpack_dual(x).tangent is not None
 
 
-def _take(positions: Positions, x: Tensor, dim: int) -> list[Tensor]:
+def _take(positions: Positions, x: Tensor, dim: int) -> dict[int, Tensor]:
     """The rows of each member; views where they are consecutive."""
+    sizes = positions.sizes
     if positions.ordered:
-        return list(cast("tuple[Tensor, ...]", x.split(positions.sizes, dim)))
+        parts = cast("tuple[Tensor, ...]", x.split(list(sizes.values()), dim)) if sizes else ()
+        return dict(zip(sizes, parts, strict=True))
     if positions.everywhere:
-        return [x] * len(positions.sizes)
-    return [
-        x.index_select(dim, _index(positions, member, x.device))
+        return dict.fromkeys(sizes, x)
+    return {
+        member: x.index_select(dim, _index(positions, member, x.device))
         if start is None
-        else x.narrow(dim, start, size)
-        for member, (start, size) in enumerate(zip(positions.starts, positions.sizes, strict=True))
-    ]
+        else x.narrow(dim, start, sizes[member])
+        for member, start in positions.starts.items()
+    }
 
 
 def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -273,7 +284,7 @@ def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor
             out.add_(part)
         return out.to(dtype)
     out = parts[0].new_empty(shape) if positions.once else parts[0].new_zeros(shape, dtype=total)
-    for member, (part, start) in enumerate(zip(parts, positions.starts, strict=True)):
+    for (member, start), part in zip(positions.starts.items(), parts, strict=True):
         if start is not None:
             place = out.narrow(dim, start, positions.sizes[member])
             place.copy_(part) if positions.once else place.add_(part)
@@ -288,6 +299,6 @@ def _index(positions: Positions, member: int, device: torch.device) -> Tensor:
     """One member's positions as a tensor, kept for the next time."""
     key = (member, device)
     if key not in positions.copies:
-        rows = np.ascontiguousarray(positions.members[member], dtype=np.int64)
+        rows = np.ascontiguousarray(positions.rows[member], dtype=np.int64)
         positions.copies[key] = torch.from_numpy(rows).to(device)
     return positions.copies[key]

@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vlshard.comm.collectives import SumInParts, Swap, move_rows, swap, travel
+from vlshard.comm.collectives import SumInParts, Swap, swap, travel
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
 from vlshard.comm.pending import Pending
@@ -64,9 +64,9 @@ def start_rows(
 ) -> Pending:
     """``collectives.move_rows`` in flight."""
     trip = swap(x, dims, moves, group)
-    if trip is None or trip.group is None:
-        return Pending.here(move_rows(x, dims, moves, group))
-    return _depart(x, trip)
+    if trip is None:
+        return Pending.here(x)
+    return Pending.here(travel(x, trip)) if trip.group is None else _depart(x, trip)
 
 
 def start_sum(x: Tensor, group: ProcessGroup) -> Pending:

@@ -1,6 +1,7 @@
 """A mesh with its process groups: the sizes of a MeshShape, bound to the running ranks."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -26,12 +27,14 @@ class Mesh(MeshShape):
     _shape: MeshShape
     _groups: dict[Axes, dist.ProcessGroup]
     _device_meshes: dict[tuple[Axes, Axes, Axes, str], DeviceMesh]
+    _seen_from: int | None
 
     def __init__(self, /, **sizes: AxisSize) -> None:
         super().__init__(**sizes)
         object.__setattr__(self, "_shape", MeshShape(**sizes))
         object.__setattr__(self, "_groups", {})
         object.__setattr__(self, "_device_meshes", {})
+        object.__setattr__(self, "_seen_from", None)
 
     @property
     def shape(self) -> MeshShape:
@@ -41,7 +44,27 @@ class Mesh(MeshShape):
     @property
     def rank(self) -> int:
         """Global rank of this process; 0 without ``torch.distributed``."""
+        if self._seen_from is not None:
+            return self._seen_from
         return dist.get_rank() if dist.is_initialized() else 0
+
+    def seen_from(self, rank: int) -> "Mesh":
+        """This mesh as one of its ranks has it, which need not run: to plan for it, without groups.
+
+        Args:
+          rank: a global rank.
+        Returns: an equal mesh; what is planned with it can be looked at, and not carried out.
+        Raises: PlanError if the mesh has no such rank.
+        """
+        self.coords(rank)
+        seen = copy(self)
+        object.__setattr__(seen, "_seen_from", rank)
+        return seen
+
+    @property
+    def imagined(self) -> bool:
+        """Whether this is a mesh as ``seen_from`` gives it."""
+        return self._seen_from is not None
 
     def make_groups(self, axes_sets: Iterable[Sequence[str]]) -> None:
         """Make the groups of several sets of axes; every rank must call this with the same sets.

@@ -91,7 +91,7 @@ def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
     stages: list[Stage] = []
     for step, src, dst in zip(program.steps, layouts, layouts[1:], strict=False):
         part = route(step, src, dst, mesh.rank)
-        quiet = isinstance(step, Slice | ZeroPad)
+        quiet = isinstance(step, Slice | ZeroPad) or mesh.imagined
         stages.append((part, None if quiet else mesh.group(part.axes)))
     return Lowered(program, layouts[0], layouts[-1], mesh.rank, tuple(stages))
 

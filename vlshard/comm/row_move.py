@@ -4,7 +4,6 @@ Where heads are dealt, each row counts as several, one per block of heads, so th
 from tokens to heads is a move of rows like any other.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import einops
@@ -16,8 +15,7 @@ from vlshard.comm.collectives import exchange_rows
 from vlshard.comm.flight import start_rows
 from vlshard.comm.mesh import Mesh
 from vlshard.comm.pending import Pending
-from vlshard.language import IntArray
-from vlshard.programs import Moves, plan_moves
+from vlshard.programs import Moves
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +59,19 @@ class RowMove:
         return einops.rearrange(x, "(n block) h d -> n (block h) d", block=self.after)
 
 
-def plan_row_move(
-    have: Sequence[IntArray],
-    want: Sequence[IntArray],
-    axes: tuple[str, ...],
-    mesh: Mesh,
-    before: int = 1,
-    after: int = 1,
+def row_move(
+    moves: Moves, axes: tuple[str, ...], mesh: Mesh, before: int = 1, after: int = 1
 ) -> RowMove:
     """A move between the ranks along some axes.
 
     Args:
-      have: global rows, or blocks of rows, that each of these ranks holds, in local order.
-      want: those that each of them shall hold.
+      moves: this rank's part, in blocks of rows.
       axes: the axes, in the order of the ranks.
-      mesh: the ranks; its group is asked for only where rows travel.
+      mesh: the ranks; its group is asked for by all of them or by none, whatever the rows.
       before: blocks into which each row is cut.
       after: blocks from which each row is put together.
     """
-    moves = plan_moves(have, want, mesh.peers(axes, mesh.rank).index(mesh.rank))
-    if moves.identity and before == after == 1:
+    if moves.local and moves.still and before == after == 1:
         return RowMove(None, None, 1, 1)
-    return RowMove(moves, None if moves.local else mesh.group(axes), before, after)
+    group = None if moves.local or mesh.imagined else mesh.group(axes)
+    return RowMove(moves, group, before, after)

@@ -3,8 +3,9 @@
 Sizes are known on the host before anything is launched. On the CPU an all-to-all is made of
 point-to-point messages with the receives posted first (a rank that starts late then does not
 make the two directions of a link take turns), and messages of no elements are left out on both
-sides. On a device it is one ``all_to_all_single``, which every rank of the group enters even if
-it has nothing to send.
+sides. On a device it is one collective, which every rank of the group enters even if it has
+nothing to send: an even gather ``all_gather_single``, an even sum in fp32
+``reduce_scatter_single``, everything else ``all_to_all_single``. No device has run them yet.
 
 Ranks may come to the same moves in different orders: in backward, where they waited in different
 orders. So every move of a group has a *lane*, a number that is the same on all its ranks, and what
@@ -13,8 +14,9 @@ device each part begins with it, and a part of another lane is an error.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -23,11 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from vlshard.programs import Even
+
 # Checks on the device, without waiting for it; torch has no public way.
 _refuse_unless = cast("Callable[[Tensor, str], None]", torch.ops.aten._assert_async.msg)
 
 ANOTHER_ORDER = "ranks came to their moves in different orders; wait in one order on all ranks"
 NO_LANE = 0  # of messages that all ranks send in one order
+MARKS = 251  # different marks of lanes on devices
 LANES = 1 << 12  # used again after so many: on one lane messages arrive in the order of sending
 
 _moves_made: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
@@ -59,7 +64,7 @@ class Flight:
       parts: what arrives; not filled before ``wait`` has returned.
       works: what is waited for.
       sent: what is on its way.
-      whole: the tensor that all parts are places in, or None.
+      whole: the tensor that all parts are places in, or are summed in, or None.
       marks: pairs of what came in front of a part and what has to be there.
     """
 
@@ -73,7 +78,7 @@ class Flight:
     def wait(self) -> list[Tensor]:
         """Wait until everything has arrived.
 
-        Returns: one tensor per member of the group (of an all-reduce, the sum alone).
+        Returns: one tensor per member that sends something (of an all-reduce, the sum alone).
         Raises: RuntimeError if a peer is gone, or sent what belongs to another move (on a device
           this is found when the device comes to it).
         """
@@ -105,57 +110,131 @@ _dropped: list[Dropped] = []
 
 @dataclass(frozen=True, eq=False)
 class Landing:
-    """Where what comes from each member of a group is put.
+    """Where what comes from members of a group is put.
 
     Attributes:
-      shapes: shape of what comes from each member.
-      places: contiguous tensors of these shapes to put it in; None makes new ones.
+      shapes: by member, the shape of what comes from it; only of those that send something.
+      like: a tensor of the dtype and on the device of what comes.
+      places: by member, contiguous tensors of these shapes to put it in; None makes new ones.
       lane: what tells this move from others that are under way.
+      even: what the moves of all members make up together, if blocks of one size.
     """
 
-    shapes: Sequence[tuple[int, ...]]
-    places: Sequence[Tensor] | None = None
+    shapes: Mapping[int, tuple[int, ...]]
+    like: Tensor
+    places: Mapping[int, Tensor] | None = None
     lane: int = NO_LANE
+    even: Even | None = None
 
 
-def launch(outgoing: Sequence[Tensor], landing: Landing, group: ProcessGroup) -> Flight:
-    """Send one tensor to each member of a group and receive one from each.
+class Way(Enum):
+    """How a move is carried out."""
+
+    MESSAGES = "point-to-point messages"
+    GATHER = "all_gather_single"
+    SCATTER = "reduce_scatter_single"
+    ALL_TO_ALL = "all_to_all_single"
+
+
+def way_of(device: str, dtype: torch.dtype, even: Even | None) -> Way:
+    """How a move is carried out; from what is the same on all ranks of its group.
+
+    Sums of half precision travel in it and are added up in fp32, in group order, by who gets them.
 
     Args:
-      outgoing: for each member of the group in order, what it gets; this rank's own entry is
-        handed through as it is, or copied into its place.
+      device: kind of the device that the tensors are on.
+      dtype: of what is moved.
+      even: what the moves of all members make up together.
+    """
+    if device == "cpu":
+        return Way.MESSAGES
+    if even is Even.GATHER:
+        return Way.GATHER
+    if even is Even.SCATTER and dtype == torch.float32:
+        return Way.SCATTER
+    return Way.ALL_TO_ALL
+
+
+def launch(outgoing: Mapping[int, Tensor], landing: Landing, group: ProcessGroup) -> Flight:
+    """Send tensors to members of a group and receive what they send.
+
+    Args:
+      outgoing: by member, what it gets, if anything; this rank's own entry is handed through as it
+        is, or copied into its place.
       landing: where what comes from each member is put; dtype and device are those of
         ``outgoing``. Places are for tensors on the CPU.
       group: the ranks that take part; all of them call this.
-    Returns: the tensors in flight, one per member.
+    Returns: the tensors in flight, one per member that sends something; where they are summed on
+      the way, the sum as ``whole``.
     """
-    if outgoing[group.rank()].device.type == "cpu":
-        return launch_messages(outgoing, landing, group)
-    return launch_single(outgoing, landing, group)
+    match way_of(landing.like.device.type, landing.like.dtype, landing.even):
+        case Way.MESSAGES:
+            return launch_messages(outgoing, landing, group)
+        case Way.GATHER:
+            return launch_gather(outgoing, landing, group)
+        case Way.SCATTER:
+            return launch_scatter(outgoing, landing, group)
+        case Way.ALL_TO_ALL:
+            return launch_single(outgoing, landing, group)
 
 
-def launch_single(outgoing: Sequence[Tensor], landing: Landing, group: ProcessGroup) -> Flight:
-    """The all-to-all as one collective, for devices; each part begins with its lane."""
-    me, mark = group.rank(), _mark(outgoing[group.rank()], landing.lane)
-    sent = [mark[:0] if k == me else torch.cat([mark, _bytes(x)]) for k, x in enumerate(outgoing)]
-    own, width = outgoing[me], outgoing[me].element_size()
-    sizes = [
-        0 if k == me else (1 + math.prod(shape)) * width for k, shape in enumerate(landing.shapes)
-    ]
-    flat, sent_sizes = torch.cat(sent), [x.numel() for x in sent]
+def launch_gather(outgoing: Mapping[int, Tensor], landing: Landing, group: ProcessGroup) -> Flight:
+    """An even gather as one collective, for devices; each block begins with its lane."""
+    own, mark = outgoing[group.rank()], _mark(landing.like, landing.lane)
+    width, sent = own.element_size(), torch.cat([mark, _bytes(own)])
+    arrived = sent.new_empty(group.size() * sent.numel())
+    work = cast("Work | None", dist.all_gather_single(arrived, sent, group=group, async_op=True))
+    blocks = arrived.view(group.size(), -1)
+    parts = [blocks[k, width:].view(own.dtype).view(shape) for k, shape in landing.shapes.items()]
+    flight = Flight(parts, [] if work is None else [work], [sent])
+    flight.marks = [(blocks[:, :width], mark)]
+    return flight
+
+
+def launch_scatter(outgoing: Mapping[int, Tensor], landing: Landing, group: ProcessGroup) -> Flight:
+    """An even sum as one collective, for devices; lanes are summed along with the blocks."""
+    mark = landing.like.new_full((1,), float(landing.lane % MARKS))
+    sent = torch.cat([x for part in outgoing.values() for x in (mark, part.reshape(-1))])
+    arrived = sent.new_empty(sent.numel() // group.size())
+    work = cast(
+        "Work | None", dist.reduce_scatter_single(arrived, sent, group=group, async_op=True)
+    )
+    flight = Flight([], [] if work is None else [work], [sent])
+    flight.whole = arrived[1:].view(landing.shapes[group.rank()])
+    flight.marks = [(arrived[:1], mark * group.size())]
+    return flight
+
+
+def launch_single(outgoing: Mapping[int, Tensor], landing: Landing, group: ProcessGroup) -> Flight:
+    """The all-to-all as one collective, for devices; each part begins with its lane.
+
+    Every rank of the group enters it, if need be with nothing to send.
+    """
+    me, mark, like = group.rank(), _mark(landing.like, landing.lane), landing.like
+    width = like.element_size()
+    leaving = {k: x for k, x in outgoing.items() if k != me and x.numel()}
+    coming = {k: shape for k, shape in landing.shapes.items() if k != me and math.prod(shape)}
+    flat = torch.cat([mark[:0], *(part for x in leaving.values() for part in (mark, _bytes(x)))])
+    sent_sizes, sizes = [0] * group.size(), [0] * group.size()
+    for k, x in leaving.items():
+        sent_sizes[k] = (1 + x.numel()) * width
+    for k, shape in coming.items():
+        sizes[k] = (1 + math.prod(shape)) * width
     arrived = flat.new_empty(sum(sizes))
     work = cast(
         "Work | None",
         dist.all_to_all_single(arrived, flat, sizes, sent_sizes, group=group, async_op=True),
     )
-    pieces = cast("tuple[Tensor, ...]", arrived.split(sizes))
-    others = [k for k in range(len(pieces)) if k != me]
+    pieces = cast("tuple[Tensor, ...]", arrived.split([sizes[k] for k in coming]))
+    found = dict(zip(coming, pieces, strict=True))
+    found = {k: x[width:].view(like.dtype).view(coming[k]) for k, x in found.items()}
+    if me in outgoing:
+        found[me] = outgoing[me]
     parts = [
-        own if k == me else piece[width:].view(own.dtype).view(shape)
-        for k, (piece, shape) in enumerate(zip(pieces, landing.shapes, strict=True))
+        found[k] if k in found else like.new_empty(shape) for k, shape in landing.shapes.items()
     ]
     flight = Flight(parts, [] if work is None else [work], [flat])
-    flight.marks = [(pieces[k][:width], mark) for k in others]
+    flight.marks = [(piece[:width], mark) for piece in pieces]
     return flight
 
 
@@ -166,20 +245,23 @@ def _bytes(x: Tensor) -> Tensor:
 
 def _mark(like: Tensor, lane: int) -> Tensor:
     """A lane as one element's bytes."""
-    return torch.full((like.element_size(),), lane % 251, dtype=torch.uint8, device=like.device)
+    return torch.full((like.element_size(),), lane % MARKS, dtype=torch.uint8, device=like.device)
 
 
-def launch_messages(outgoing: Sequence[Tensor], landing: Landing, group: ProcessGroup) -> Flight:
+def launch_messages(
+    outgoing: Mapping[int, Tensor], landing: Landing, group: ProcessGroup
+) -> Flight:
     """The all-to-all as point-to-point messages, receives first."""
-    me, members = group.rank(), range(len(outgoing))
-    own, parts = outgoing[me], list(landing.places or ())
-    if not parts:
-        parts = [own if k == me else own.new_empty(landing.shapes[k]) for k in members]
-    sent = [(k, outgoing[k].contiguous()) for k in members if k != me]
-    flight = post(sent, [(k, parts[k]) for k in members if k != me], group, landing.lane)
-    if landing.places is not None:
-        parts[me].copy_(own)
-    flight.parts = parts
+    me, places = group.rank(), landing.places or {}
+    own, parts = outgoing.get(me), dict[int, Tensor]()
+    for k, shape in landing.shapes.items():
+        here = own if k == me else None
+        parts[k] = places[k] if places else landing.like.new_empty(shape) if here is None else here
+    sent = [(k, x.contiguous()) for k, x in outgoing.items() if k != me]
+    flight = post(sent, [(k, x) for k, x in parts.items() if k != me], group, landing.lane)
+    if me in places and own is not None:
+        places[me].copy_(own)
+    flight.parts = list(parts.values())
     return flight
 
 
@@ -208,9 +290,8 @@ def post(
         works += [group.send([x], k, lane) for k, x in leaving]
     elif group is not None:  # devices need them as one call, else two ranks wait for each other
         sides = ((dist.irecv, waiting), (dist.isend, leaving))
-        works += dist.batch_isend_irecv(
-            [dist.P2POp(op, x, group=group, group_peer=k) for op, side in sides for k, x in side]
-        )
+        ops = [dist.P2POp(op, x, group=group, group_peer=k) for op, side in sides for k, x in side]
+        works += dist.batch_isend_irecv(ops) if ops else []
     return Flight([x for _, x in incoming], works, [x for _, x in outgoing])
 
 

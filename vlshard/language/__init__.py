@@ -7,7 +7,7 @@ forms and by the runs of `tiling`. Everything is integers and frozen; no rank, a
 names of DTensor's placements (`placements`). Errors of all wings are rendered in `errors`.
 """
 
-from vlshard.language.arrays import IntArray
+from vlshard.language.arrays import IntArray, ranges
 from vlshard.language.axes import cutting_axes, home_axes, spec_axes, ulysses_specs, without_axes
 from vlshard.language.binding import Binder, packing_of
 from vlshard.language.census import Tiled, counts, grid, kept, tiled, tilings_kept
@@ -93,6 +93,7 @@ __all__ = [
     "parts_of",
     "placed_text",
     "placements",
+    "ranges",
     "refuse",
     "refuse_shape",
     "same_placements",

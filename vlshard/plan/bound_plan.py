@@ -1,7 +1,7 @@
 """A plan that fits a model and a world: who holds what of a micro-batch, and what moves where."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from vlshard.language import (
     spec_axes,
 )
 from vlshard.plan.doors import Door, group_axes, make_door
-from vlshard.plan.hand_off import hand_off, merged, visual_positions
+from vlshard.plan.hand_off import Placeholders, hand_off, merged
 from vlshard.plan.header import Share, StepHeader
 from vlshard.plan.model_config import PATCHES, TOKENS, ModelConfig
 from vlshard.plan.splits import Splits
@@ -276,6 +276,10 @@ class BoundPlan:
             doors[kind] = make_door(programs, self.mesh, sizes, one_row=one_row)
         return doors
 
+    def seen_from(self, rank: int) -> "BoundPlan":
+        """The plan as one of its ranks has it, which need not run; see ``Mesh.seen_from``."""
+        return replace(self, mesh=self.mesh.seen_from(rank))
+
     def step(self, header: StepHeader) -> StepBoundaries:
         """Plan one micro-batch: what this rank holds of it, and what moves where.
 
@@ -285,13 +289,13 @@ class BoundPlan:
         mesh, modes = self.mesh, self.attention
         where = self.layouts(header)
         sites = {"vision": self._vision(header, where), "text": self._text(header, where)}
-        table = visual_positions(header, self.config.unit, self._padded(header))
+        placeholders = Placeholders.of(header, self.config.unit)
         return StepBoundaries(
             share=self._share(header, where, mesh.rank),
             schedules={
                 name: schedule(site, modes.get(name), self.kernel) for name, site in sites.items()
             },
-            merged=hand_off(where.merged, where.tokens, table, self.hand_off_axes, mesh),
+            merged=hand_off(where.merged, where.tokens, placeholders, self.hand_off_axes, mesh),
             doors=self._doors(where),
         )
 
@@ -299,13 +303,15 @@ class BoundPlan:
         """Patches: every row of a frame sees all of it."""
         heads = self.splits.heads("vision", self.config.heads["vision"])
         rows = self._entered(where.patches, "vision")
-        return Site(self.mesh, rows, header.segments, causal=False, heads=heads)
+        lengths = header.table.frames.prod(axis=1)
+        return Site(self.mesh, rows, lengths, causal=False, heads=heads)
 
     def _text(self, header: StepHeader, where: StepLayouts) -> Site:
         """Tokens: each sees those before it of its sample; a pack is one row of a batch."""
         packed = is_packed(self.tokens)
-        padded = (self._padded(header),) * len(header.samples)
-        lengths = tuple(header.table.tokens.tolist()) if packed else padded
+        lengths = header.table.tokens
+        if not packed:
+            lengths = np.full_like(lengths, self._padded(header))
         heads = self.splits.heads("text", self.config.heads["text"])
         rows = self._entered(where.tokens, "text")
         return Site(self.mesh, rows, lengths, causal=True, heads=heads, one_row=packed)

@@ -8,7 +8,7 @@ from typing import overload
 
 import numpy as np
 
-from vlshard.language import IntArray
+from vlshard.language import IntArray, ranges
 
 Grid = tuple[int, int, int]
 LabelRun = tuple[int, int]
@@ -115,7 +115,7 @@ class FactTable(Sequence[SampleFacts]):
             self.numbers[samples],
             self.counts[samples],
             tuple(
-                values[_ranges(ends[samples] - counts[samples], counts[samples])]
+                values[ranges(ends[samples] - counts[samples], counts[samples])]
                 for values, ends, counts in zip(
                     self.lists, self._ends.T, self.counts.T, strict=True
                 )
@@ -203,10 +203,3 @@ class FactTable(Sequence[SampleFacts]):
 
     def __hash__(self) -> int:
         return hash(self.numbers.tobytes())
-
-
-def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
-    """``start``, ``start + 1``, ... for each of some runs, one after another."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if ends.size else 0
-    return np.repeat(starts - ends + counts, counts) + np.arange(total)

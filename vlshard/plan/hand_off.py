@@ -1,49 +1,82 @@
 """Hands visual rows over: from where the vision encoder left them to their placeholders."""
 
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 
-from vlshard.comm import Mesh, RowMove, plan_row_move
+from vlshard.comm import Mesh, RowMove, row_move
 from vlshard.language import IntArray, Layout, Packing
 from vlshard.plan.header import StepHeader
-from vlshard.plan.tokens import token_places
+from vlshard.plan.tokens import token_holders, token_places
+from vlshard.programs import Peers, plan_moves
 
 
-def visual_positions(header: StepHeader, unit: int, length: int) -> IntArray:
-    """Which visual token lies at each position of each sample.
+class Placeholders(NamedTuple):
+    """Where the visual tokens of a micro-batch have their places; runs in reading order.
 
-    Args:
-      header: the micro-batch.
-      unit: patches of a visual token.
-      length: positions of the table; no sample has more.
-    Returns: [samples, length]: index of the visual token in reading order, or -1.
+    Attributes:
+      samples: sample of each run.
+      starts: token offset of each run in its sample.
+      ends: number of visual tokens in all runs up to and with each.
     """
-    table = np.full((len(header.samples), length), -1, dtype=np.int64)
-    count = 0
-    for row, sample in enumerate(header.samples):
-        for start, (h, w) in zip(sample.starts, sample.frames, strict=True):
-            tokens = h * w // unit
-            table[row, start : start + tokens] = np.arange(count, count + tokens)
-            count += tokens
-    return table
+
+    samples: IntArray
+    starts: IntArray
+    ends: IntArray
+
+    @classmethod
+    def of(cls, header: StepHeader, unit: int) -> "Placeholders":
+        """The runs of a micro-batch, for so many patches to a visual token."""
+        table = header.table
+        samples = np.repeat(np.arange(len(table)), table.frame_counts)
+        return cls(samples, table.starts, np.cumsum(table.frames.prod(axis=1) // unit))
+
+    def places(self, visual: IntArray) -> tuple[IntArray, IntArray]:
+        """Sample and position of visual tokens, given by their numbers in reading order."""
+        run = np.searchsorted(self.ends, visual, "right")
+        before = np.concatenate([[0], self.ends])[run]
+        return self.samples[run], self.starts[run] + visual - before
+
+    def among(self, samples: IntArray, positions: IntArray) -> IntArray:
+        """Numbers of the visual tokens that are among some tokens, in the order of the tokens."""
+        if not self.ends.size or not samples.size:
+            return np.empty(0, np.int64)
+        width = int(max(self.starts.max(), positions.max())) + 1
+        run = np.searchsorted(
+            self.samples * width + self.starts, samples * width + positions, "right"
+        )
+        run = np.maximum(run - 1, 0)
+        inside = positions - self.starts[run]
+        lengths = np.diff(self.ends, prepend=0)
+        visual = (self.samples[run] == samples) & (inside >= 0) & (inside < lengths[run])
+        return (self.ends[run] - lengths[run] + inside)[visual]
 
 
 def hand_off(
-    rows: Layout, tokens: Layout, table: IntArray, axes: tuple[str, ...], mesh: Mesh
+    rows: Layout, tokens: Layout, placeholders: Placeholders, axes: tuple[str, ...], mesh: Mesh
 ) -> RowMove:
     """Bring each visual row to the ranks whose tokens hold its placeholder, once to each.
 
     Args:
       rows: layout of the visual rows, in reading order.
       tokens: layout of the tokens.
-      table: ``visual_positions`` of the micro-batch.
+      placeholders: where visual tokens have their places.
       axes: mesh axes over which rows may travel.
       mesh: the ranks.
     """
-    peers = mesh.peers(axes, mesh.rank)
-    have = [rows.indices(peer)[0] for peer in peers]
-    held = [table[token_places(tokens, peer)].ravel() for peer in peers]
-    want = [visual[visual >= 0] for visual in held]
-    return plan_row_move(have, want, axes, mesh)
+    have = rows.indices(mesh.rank)[0]
+    samples, positions = token_places(tokens, mesh.rank)
+    want = placeholders.among(samples.ravel(), positions.ravel())
+
+    def wanted_by(visual: IntArray) -> dict[str, IntArray]:
+        return token_holders(tokens, *placeholders.places(visual))
+
+    # Where rows are whole over all of these axes, each rank has what its tokens want.
+    local = not set(axes) & set(rows.bound[0].axes)
+    finders = (partial(rows.holders, dim=0), wanted_by)
+    moves = plan_moves(have, want, finders, Peers(mesh, axes, mesh.rank), local=local)
+    return row_move(moves, axes, mesh)
 
 
 def merged(packing: Packing) -> Packing:

@@ -77,10 +77,24 @@ def token_places(tokens: Layout, rank: int) -> tuple[IntArray, IntArray]:
     held = tokens.indices(rank)[:-1]
     pack = tokens.bound[0]
     if isinstance(pack, Packed):
-        lengths = np.array(pack.packing.lengths, dtype=np.int64)
-        ends = np.cumsum(lengths)
+        lengths, ends = pack.packing.lengths_array, pack.packing.ends
         samples = np.searchsorted(ends, held[0], side="right")
         positions = held[0] - (ends - lengths)[samples]
         return samples[None], positions[None]
     samples, positions = np.meshgrid(*held, indexing="ij")
     return samples, positions
+
+
+def token_holders(tokens: Layout, samples: IntArray, positions: IntArray) -> dict[str, IntArray]:
+    """Where along each axis that cuts tokens the rank is that holds each of some tokens.
+
+    Args:
+      tokens: layout of rows or of a pack.
+      samples: the sample of each token.
+      positions: its position in that sample.
+    """
+    pack = tokens.bound[0]
+    if isinstance(pack, Packed):
+        lengths, ends = pack.packing.lengths_array, pack.packing.ends
+        return tokens.holders((ends - lengths)[samples] + positions)
+    return {**tokens.holders(samples, dim=0), **tokens.holders(positions, dim=1)}

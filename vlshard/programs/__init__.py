@@ -2,11 +2,12 @@
 
 `transition` is the door: it reads two specs as `states`, `way` has `search` find the cheapest way
 through `program_space`, whose steps are priced there and in `exchange_cost`, and `spelling` chooses
-how its cuts are written. `routes` says what a step means for one rank, as `moves`: rows by index.
-Integers only; nothing is sent here.
+how its cuts are written. `routes` says what a step means for one rank, as `moves`: rows by index,
+planned among its `peers`. Integers only; nothing is sent here.
 """
 
-from vlshard.programs.moves import Moves, Positions, plan_moves
+from vlshard.programs.moves import Even, Moves, Positions
+from vlshard.programs.peers import Finder, Peers, grouped, plan_moves
 from vlshard.programs.program import Program
 from vlshard.programs.routes import Route, route
 from vlshard.programs.steps import (
@@ -25,8 +26,11 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllToAll",
+    "Even",
     "Exchange",
+    "Finder",
     "Moves",
+    "Peers",
     "Positions",
     "Program",
     "ReduceScatter",
@@ -34,6 +38,7 @@ __all__ = [
     "Slice",
     "Step",
     "ZeroPad",
+    "grouped",
     "plan_moves",
     "route",
     "transition",

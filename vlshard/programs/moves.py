@@ -1,17 +1,23 @@
 """Who sends which rows to whom, by global index: integers on the host, no tensors.
 
-``Moves`` says, for each member of a group, which local rows it is sent and where the rows that
-come from it go. Gather, scatter, slice, all-to-all and uneven exchange are all such moves.
+``Moves`` says which local rows each member of a group is sent and where the rows that come from it
+go; it knows only the members with which rows are exchanged. Gather, scatter, slice, all-to-all and
+uneven exchange are all such moves.
+
+Every rank holds its rows in global order, so that the rows of a message need no order of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from vlshard.language import IntArray, LayoutError
+from vlshard.language import IntArray
+
+Rows = Mapping[int, IntArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,49 +25,65 @@ class Positions:
     """Where rows lie along a dim.
 
     Attributes:
-      members: for each group member, the positions of its rows.
+      rows: by group member, the positions of its rows; only members that have some, increasing.
       size: rows along the dim.
       copies: room for those who carry positions out to keep them on a device.
     """
 
-    members: tuple[IntArray, ...]
+    rows: Rows
     size: int
     copies: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
 
     @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """How many rows each member has."""
-        return tuple(rows.size for rows in self.members)
+    def joined(self) -> IntArray:
+        """The positions of all members, one after another."""
+        return np.concatenate([np.empty(0, np.int64), *self.rows.values()])
 
     @cached_property
-    def starts(self) -> tuple[int | None, ...]:
+    def sizes(self) -> Mapping[int, int]:
+        """How many rows each member has."""
+        return {member: rows.size for member, rows in self.rows.items()}
+
+    @cached_property
+    def starts(self) -> Mapping[int, int | None]:
         """Where each member's rows start; None if they are not consecutive."""
-        return tuple(
-            (int(rows[0]) if rows.size else 0) if (np.diff(rows) == 1).all() else None
-            for rows in self.members
-        )
+        return {
+            member: int(rows[0]) if bool((np.diff(rows) == 1).all()) else None
+            for member, rows in self.rows.items()
+        }
 
     @cached_property
     def everywhere(self) -> bool:
         """Whether each of several members has all rows, in order."""
         every = np.arange(self.size)
-        return len(self.members) > 1 and all(np.array_equal(rows, every) for rows in self.members)
+        return len(self.rows) > 1 and all(np.array_equal(r, every) for r in self.rows.values())
 
     @cached_property
     def laid_out(self) -> bool:
         """Whether every row occurs once, each member's one after another."""
-        return self.once and None not in self.starts
+        return self.once and None not in self.starts.values()
 
     @cached_property
     def once(self) -> bool:
         """Whether every row of the dim occurs exactly once."""
-        count = np.bincount(np.concatenate(self.members), minlength=self.size)
-        return bool((count == 1).all())
+        return bool((np.bincount(self.joined, minlength=self.size) == 1).all())
 
     @cached_property
     def ordered(self) -> bool:
         """Whether the members' positions, one after another, are 0, 1, 2, ..."""
-        return np.array_equal(np.concatenate(self.members), np.arange(self.size))
+        return np.array_equal(self.joined, np.arange(self.size))
+
+
+class Even(Enum):
+    """Moves of a whole group, in blocks of one size, for which devices have a collective."""
+
+    GATHER = "gather"
+    SCATTER = "scatter"
+
+    @property
+    def reverse(self) -> "Even":
+        """What brings every row back."""
+        return Even.SCATTER if self is Even.GATHER else Even.GATHER
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,19 +92,29 @@ class Moves:
 
     Attributes:
       me: this rank's place in the group.
-      send: for each member, positions in the input of the rows that it gets from here.
-      receive: for each member, positions in the result of the rows that come from it.
+      send: positions in the input of the rows that each member gets from here, this rank too.
+      receive: positions in the result of the rows that come from each member.
       rows: rows of the input.
       size: rows of the result.
-      local: whether nothing leaves any rank of the group; the same on all of them.
+      local: whether nothing leaves any rank of the group, whatever the data: known from specs, so
+        that the whole group takes part or nobody does.
+      even: what the moves of all members make up together, if blocks of one size; else None.
     """
 
     me: int
-    send: tuple[IntArray, ...]
-    receive: tuple[IntArray, ...]
+    send: Rows
+    receive: Rows
     rows: int
     size: int
     local: bool
+    even: Even | None = None
+
+    def __post_init__(self) -> None:
+        """Members without rows are left out."""
+        for name in ("send", "receive"):
+            given: Rows = getattr(self, name)
+            rows = {member: given[member] for member in sorted(given) if given[member].size}
+            object.__setattr__(self, name, rows)
 
     @cached_property
     def outgoing(self) -> Positions:
@@ -95,73 +127,23 @@ class Moves:
         return Positions(self.receive, self.size)
 
     @cached_property
-    def identity(self) -> bool:
-        """Whether the result is the input."""
-        mine = ((self.send[self.me], self.rows), (self.receive[self.me], self.size))
-        return self.local and all(np.array_equal(rows, np.arange(size)) for rows, size in mine)
+    def still(self) -> bool:
+        """Whether this rank exchanges nothing, and its result is its input."""
+        sides = (self.outgoing, self.incoming)
+        return all(set(side.rows) <= {self.me} and side.ordered for side in sides)
 
-    @property
+    @cached_property
     def reverse(self) -> "Moves":
         """The moves that bring every row back."""
-        return Moves(self.me, self.receive, self.send, self.size, self.rows, self.local)
+        even = self.even and self.even.reverse
+        return Moves(self.me, self.receive, self.send, self.size, self.rows, self.local, even)
 
     @property
     def rows_sent(self) -> int:
         """Rows that go to other ranks."""
-        return sum(rows.size for k, rows in enumerate(self.send) if k != self.me)
+        return sum(rows.size for k, rows in self.send.items() if k != self.me)
 
     @property
     def rows_received(self) -> int:
         """Rows that come from other ranks; as many gradients go back to them in backward."""
-        return sum(rows.size for k, rows in enumerate(self.receive) if k != self.me)
-
-
-def plan_moves(have: Sequence[IntArray], want: Sequence[IntArray], me: int) -> Moves:
-    """Who sends which rows to whom, so that each rank gets the rows it wants.
-
-    A row that several ranks want goes to each of them; of several holders, a rank takes its own
-    copy, else the one of the lowest rank.
-
-    Args:
-      have: per group member, the global indices that it holds, in local order.
-      want: per group member, the global indices that it shall hold, in local order.
-      me: this rank's place in the group.
-    Returns: the moves of this rank; those of all members fit together.
-    Raises: LayoutError if nobody holds a row that is wanted.
-    """
-    top = 1 + max((int(rows.max()) for rows in (*have, *want) if rows.size), default=-1)
-    holder = np.full(top, -1)
-    for member in reversed(range(len(have))):
-        holder[have[member]] = member
-    place = np.zeros(top, dtype=np.int64)
-    place[have[me]] = np.arange(have[me].size)
-    sources: list[IntArray] = []
-    for member, rows in enumerate(want):
-        own = np.zeros(top, dtype=bool)
-        own[have[member]] = True
-        sources.append(np.where(own[rows], member, holder[rows]))
-    lost = sorted({int(i) for rows, s in zip(want, sources, strict=True) for i in rows[s < 0]})
-    if lost:
-        listed = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
-        raise LayoutError(f"no rank of the group holds these wanted rows: {listed}")
-    members = range(len(have))
-    return Moves(
-        me=me,
-        send=tuple(place[want[k][sources[k] == me]] for k in members),
-        receive=tuple(np.flatnonzero(sources[me] == k) for k in members),
-        rows=have[me].size,
-        size=want[me].size,
-        local=all(bool((source == k).all()) for k, source in enumerate(sources)),
-    )
-
-
-def locate(rows: IntArray, wanted: IntArray) -> IntArray:
-    """Positions at which rows are found.
-
-    Args:
-      rows: distinct global indices, in any order.
-      wanted: some of them.
-    Returns: for each wanted index its position in ``rows``.
-    """
-    order = np.argsort(rows)
-    return order[np.searchsorted(rows, wanted, sorter=order)]
+        return sum(rows.size for k, rows in self.receive.items() if k != self.me)

@@ -1,11 +1,14 @@
 """What a step means for one rank: which rows of which dim go where. Pure integers."""
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import assert_never
 
+import numpy as np
+
 from vlshard.language import BoundDim, IntArray, Layout
-from vlshard.programs.moves import Moves, locate, plan_moves
+from vlshard.programs.moves import Even, Moves
+from vlshard.programs.peers import Peers, grouped, plan_moves
 from vlshard.programs.steps import (
     AllGather,
     AllReduce,
@@ -49,9 +52,11 @@ def route(step: Step, src: Layout, dst: Layout, rank: int) -> Route:
         case AllToAll(axis, taken, put):
             return _all_to_all(axis, (_find(src, put), _find(src, taken)), src, dst, rank)
         case AllGather(axis, dim) | Slice(axis, dim):
-            return _along(_find(src, dim), src.mesh.read(axis), src, dst, rank)
+            local = isinstance(step, Slice)
+            return _along(_find(src, dim), src.mesh.read(axis), src, dst, rank, local=local)
         case ReduceScatter(axis, dim) | ZeroPad(axis, dim):
-            back = _along(_find(src, dim), src.mesh.read(axis), dst, src, rank)
+            local = isinstance(step, ZeroPad)
+            back = _along(_find(src, dim), src.mesh.read(axis), dst, src, rank, local=local)
             return Route(back.axes, back.dims, back.moves.reverse if back.moves else None)
         case Exchange(axes, dim):
             return _along(_find(src, dim), axes, src, dst, rank)
@@ -59,22 +64,36 @@ def route(step: Step, src: Layout, dst: Layout, rank: int) -> Route:
             assert_never(step)
 
 
-def _along(dim: int, axes: tuple[str, ...], src: Layout, dst: Layout, rank: int) -> Route:
+def _along(
+    dim: int, axes: tuple[str, ...], src: Layout, dst: Layout, rank: int, *, local: bool = False
+) -> Route:
     """Rows of one dim go to the ranks that want them."""
-    peers = src.mesh.peers(axes, rank)
-    have, want = ([_rows(side, peer, dim) for peer in peers] for side in (src, dst))
-    return Route(axes, (dim, dim), plan_moves(have, want, peers.index(rank)))
+    peers = Peers(src.mesh, axes, rank)
+    have, want = (_rows(side, rank, dim) for side in (src, dst))
+    finders = (partial(src.holders, dim=dim), partial(dst.holders, dim=dim))
+    moves = plan_moves(have, want, finders, peers, local=local)
+    return Route(axes, (dim, dim), moves if local else replace(moves, even=_even(moves, peers)))
+
+
+def _even(moves: Moves, peers: Peers) -> Even | None:
+    """Whether all members send all of their rows, equally many, to all; all see it alike."""
+    sizes = {rows.size for rows in moves.receive.values()}
+    to_all = len(moves.send) == len(moves.receive) == peers.size > 1 and len(sizes) == 1
+    gathers = to_all and moves.incoming.once and moves.outgoing.everywhere
+    return Even.GATHER if gathers else None
 
 
 def _all_to_all(axis: str, dims: tuple[int, int], src: Layout, dst: Layout, rank: int) -> Route:
     """Each rank is sent its block of the first dim and gets all blocks of the second."""
     axes = src.mesh.read(axis)
-    (cut, joined), peers = dims, src.mesh.peers(axes, rank)
+    peers, (cut, joined) = Peers(src.mesh, axes, rank), dims
     whole, full = _rows(src, rank, cut), _rows(dst, rank, joined)
-    send = tuple(locate(whole, _rows(dst, peer, cut)) for peer in peers)
-    receive = tuple(locate(full, _rows(src, peer, joined)) for peer in peers)
-    moves = Moves(peers.index(rank), send, receive, whole.size, full.size, local=False)
-    return Route(axes, dims, moves)
+    to, source = (
+        np.broadcast_to(peers.number(side.holders(rows, dim)), rows.shape)
+        for side, rows, dim in ((dst, whole, cut), (src, full, joined))
+    )
+    send, receive = (grouped(np.arange(member.size), member) for member in (to, source))
+    return Route(axes, dims, Moves(peers.me, send, receive, whole.size, full.size, local=False))
 
 
 def _rows(layout: Layout, rank: int, dim: int) -> IntArray:

@@ -2,82 +2,20 @@ import numpy as np
 import pytest
 import torch
 
+from tests.dense_moves import dense_moves
 from vlshard.comm.collectives import exchange_rows, move_rows
 from vlshard.language.errors import LayoutError
-from vlshard.programs.moves import Moves, locate, plan_moves
+from vlshard.programs.moves import Moves
 
 HAVE = [np.arange(0, 5), np.arange(5, 5), np.arange(5, 7), np.arange(7, 12)]
 WANT = [np.array([11, 3]), np.array([0, 11, 6]), np.arange(12), np.arange(0)]
-
-
-def lists(arrays):
-    return [array.tolist() for array in arrays]
-
-
-@pytest.mark.parametrize(
-    ("me", "send", "receive"),
-    [
-        (0, [[3], [0], [0, 1, 2, 3, 4], []], [[1], [], [], [0]]),
-        (1, [[], [], [], []], [[0], [], [2], [1]]),
-        (2, [[], [1], [0, 1], []], [[0, 1, 2, 3, 4], [], [5, 6], [7, 8, 9, 10, 11]]),
-        (3, [[4], [4], [0, 1, 2, 3, 4], []], [[], [], [], []]),
-    ],
-)
-def test_moves_of_each_rank(me, send, receive):
-    moves = plan_moves(HAVE, WANT, me)
-    assert (lists(moves.send), lists(moves.receive)) == (send, receive)
-    assert (moves.rows, moves.size, moves.local) == (HAVE[me].size, WANT[me].size, False)
-
-
-def test_moves_count_what_travels():
-    moves = [plan_moves(HAVE, WANT, me) for me in range(4)]
-    assert [move.rows_sent for move in moves] == [6, 0, 1, 7]
-    assert [move.rows_received for move in moves] == [1, 3, 10, 0]
-
-
-def test_moves_take_ones_own_copy_else_the_lowest_holders():
-    have = [np.array([0, 1]), np.array([1, 2]), np.array([2, 0])]
-    want = [np.array([2]), np.array([0, 1]), np.array([0, 1])]
-    moves = [plan_moves(have, want, me) for me in range(3)]
-    assert [lists(move.send) for move in moves] == [
-        [[], [0], [1]],
-        [[1], [0], []],
-        [[], [], [1]],
-    ]
-
-
-def test_moves_are_local_on_all_ranks_or_none():
-    have = [np.arange(4), np.arange(4, 8)]
-    same, backward = [np.arange(4), np.arange(4, 8)], [np.arange(4)[::-1], np.arange(4, 8)]
-    crossing = [np.arange(4), np.arange(3, 8)]
-    plans = [[plan_moves(have, want, me) for me in (0, 1)] for want in (same, backward, crossing)]
-    assert [[move.local for move in pair] for pair in plans] == [
-        [True] * 2,
-        [True] * 2,
-        [False] * 2,
-    ]
-    assert [[move.identity for move in pair] for pair in plans] == [
-        [True, True],
-        [False, True],
-        [False, False],
-    ]
-
-
-def test_moves_name_rows_that_nobody_holds():
-    with pytest.raises(LayoutError) as error:
-        plan_moves([np.arange(3)], [np.array([1, 9, 4])], 0)
-    assert str(error.value) == "no rank of the group holds these wanted rows: 4, 9"
-
-
-def test_locate_finds_positions():
-    assert locate(np.array([7, 2, 9]), np.array([9, 7, 9])).tolist() == [2, 0, 2]
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("rows", [[1, 2], [3, 0, 2], [2, 2, 0], []])
 def test_local_exchange_takes_rows_and_sums_their_gradients(dim, rows):
     x = torch.randn(4, 4, dtype=torch.float64, generator=torch.manual_seed(0), requires_grad=True)
-    moves = plan_moves([np.arange(4)], [np.array(rows, dtype=np.int64)], 0)
+    moves = dense_moves([np.arange(4)], [np.array(rows, dtype=np.int64)], 0)
     y = exchange_rows(x, dim, moves, None)
     torch.testing.assert_close(
         y, x.index_select(dim, torch.tensor(rows, dtype=int)), rtol=0, atol=0
@@ -87,7 +25,7 @@ def test_local_exchange_takes_rows_and_sums_their_gradients(dim, rows):
 
 
 def test_exchange_keeps_dtype_strides_and_grad_mode():
-    moves = plan_moves([np.arange(4)], [np.array([3, 1])], 0)
+    moves = dense_moves([np.arange(4)], [np.array([3, 1])], 0)
     x = torch.arange(20, dtype=torch.bfloat16).reshape(5, 4).T
     assert exchange_rows(x, 0, moves, None).tolist() == [x[3].tolist(), x[1].tolist()]
     assert not exchange_rows(x, 0, moves, None).requires_grad
@@ -98,18 +36,18 @@ def test_exchange_keeps_dtype_strides_and_grad_mode():
 
 def test_exchange_hands_the_tensor_through_where_nothing_changes():
     x = torch.arange(4.0)
-    assert exchange_rows(x, 0, plan_moves([np.arange(4)], [np.arange(4)], 0), None) is x
+    assert exchange_rows(x, 0, dense_moves([np.arange(4)], [np.arange(4)], 0), None) is x
 
 
 def test_exchange_gives_a_new_tensor_where_rows_are_cut_off():
     x = torch.arange(4.0)
-    y = exchange_rows(x, 0, plan_moves([np.arange(4)], [np.arange(2)], 0), None)
+    y = exchange_rows(x, 0, dense_moves([np.arange(4)], [np.arange(2)], 0), None)
     y += 1
     assert x.tolist() == [0, 1, 2, 3]
 
 
 def test_gradients_of_halves_are_summed_in_fp32():
-    moves = plan_moves([np.arange(1)], [np.zeros(257, dtype=np.int64)], 0)
+    moves = dense_moves([np.arange(1)], [np.zeros(257, dtype=np.int64)], 0)
     x = torch.zeros(1, 2, dtype=torch.bfloat16, requires_grad=True)
     exchange_rows(x, 0, moves, None).backward(torch.ones(257, 2, dtype=torch.bfloat16))
     assert x.grad.tolist() == [[256.0, 256.0]]  # 257 to the nearest; sums in bf16 too stop at 256
@@ -121,7 +59,7 @@ def test_gradients_of_halves_are_summed_in_fp32():
 
 
 def test_exchange_refuses_other_rows_and_a_missing_group():
-    moves = plan_moves(HAVE, WANT, 0)
+    moves = dense_moves(HAVE, WANT, 0)
     with pytest.raises(LayoutError, match="moves planned for 5 rows got 4 along dim 0"):
         exchange_rows(torch.zeros(4, 2), 0, moves, None)
     with pytest.raises(LayoutError, match="a process group is needed"):
@@ -130,6 +68,6 @@ def test_exchange_refuses_other_rows_and_a_missing_group():
 
 def test_move_rows_cuts_along_one_dim_and_puts_along_another():
     rows, columns = np.arange(2), np.arange(3)
-    moves = Moves(0, (columns[::-1],), (rows[::-1],), rows=3, size=2, local=True)
+    moves = Moves(0, {0: columns[::-1]}, {0: rows[::-1]}, rows=3, size=2, local=True)
     x = torch.arange(6.0).reshape(2, 3)
     assert move_rows(x, (1, 0), moves, None).tolist() == [[5, 4, 3], [2, 1, 0]]
