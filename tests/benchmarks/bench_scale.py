@@ -11,13 +11,14 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 
 from model.config.config import Config
 from tests.tiny import tiny_raw
 from vlshard import Mesh, MeshShape, Packing, Plan, fsdp, gather, replicate, transition, ulysses
-from vlshard.plan import FactTable, SampleFacts, Told, make_headers, merge_told
+from vlshard.plan import FactTable, SampleFacts, StepHeader, Told, make_headers, merge_told
 
 RELEASED = {
     "depth": 27,
@@ -39,7 +40,7 @@ PATCHES = {
 }
 TOKENS = {"padded": "b@dp.home s@cp.zigzag m", "packed": "(smp@dp.home s@cp.zigzag) m"}
 OVER_ALL = "(img@(dp cp).balance s) c"
-DRAWS = 3
+DRAWS, SEEDS = 3, count()
 MB = 2**20
 # Most seconds of a step: where frames stay with their data rank, and where they are dealt over all.
 AIMS = {4096: (0.1, 0.1), 65536: (0.3, 0.5)}
@@ -86,10 +87,10 @@ def peak_mb(call: Callable[[], object]) -> float:
     return peak / MB
 
 
-def headers(world: int) -> list[Callable[[], object]]:
-    """Headers of several draws, not yet looked into."""
-    tables = [FactTable.of(draw_facts(world // CP, seed)) for seed in range(DRAWS + 1)]
-    return [lambda table=table: make_headers(table, world // CP)[0] for table in tables]
+def new_header(world: int) -> StepHeader:
+    """A header of a draw of its own, not yet looked into."""
+    facts = draw_facts(world // CP, next(SEEDS))
+    return make_headers(FactTable.of(facts), world // CP)[0]
 
 
 def header_row() -> bool:
@@ -113,17 +114,17 @@ def aim(what: str, found: float, most: float) -> None:
 
 def steps(world: int, config: Config) -> bool:
     """Table of a step's cost, layout by layout."""
-    fine, make = True, headers(world)
+    fine = True
     print(f"\n{world:,} ranks, Mesh(dp={world // CP}, cp={CP})")
     print(f"{'vision.patches':32}{'text':8}{'step ms':>9}{'MiB':>7}{'aim ms':>8}")
     for patches in PATCHES:
         for name, tokens in TOKENS.items():
             bound = plan_of(patches, tokens, world).bind(config, world)
             found: list[float] = []
-            for turn, fresh in enumerate(make[:DRAWS]):
-                seen, header = bound.seen_from(world // 3 + 5 * turn), fresh()
+            for turn in range(DRAWS):
+                seen, header = bound.seen_from(world // 3 + 5 * turn), new_header(world)
                 found.append(seconds(lambda seen=seen, header=header: seen.step(header)))
-            seen, header = bound.seen_from(world // 2 + 3), make[DRAWS]()
+            seen, header = bound.seen_from(world // 2 + 3), new_header(world)
             peak = peak_mb(lambda seen=seen, header=header: seen.step(header))
             most = AIMS[world][patches == OVER_ALL] if world in AIMS else float("inf")
             missed = min(found) > most or (world in AIMS and peak > MOST_MB)
@@ -142,7 +143,7 @@ def once(world: int, config: Config) -> bool:
     sizes = {"img": Packing(lengths, unit=4, home=home), "c": 1152}
     mesh = MeshShape(dp=world // CP, cp=CP)
     moved = transition("(img@dp.home s) c", "(img@(dp cp).balance s) c", mesh, **sizes)
-    header = headers(world)[0]()
+    header = new_header(world)
     rows = {
         "bind": lambda: plan_of(OVER_ALL, TOKENS["packed"], world).bind(config, world),
         "describe a deal": lambda: bound.describe_deal(header),

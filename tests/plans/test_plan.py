@@ -16,6 +16,7 @@ from tests.plan_names import (
 from tests.tiny import tiny_config, tiny_raw
 from vlshard import Mesh, Plan, PlanError, fsdp, gather, hybrid, replicate, ring, ulysses
 from vlshard.plan.header import SampleFacts, make_headers
+from vlshard.plan.model_config import SITES
 from vlshard.plan.plan import load_plan
 from vlshard.storage.declared import Storage
 
@@ -458,6 +459,13 @@ def test_the_deal_is_told_with_the_imbalance_before_and_after():
     # Read at home: ranks 0 and 1 both hold the frames of 64 and 4, ranks 2 and 3 the others.
     before = (costs[0] + costs[3]) / mean
     assert lines[5:] == [f"  largest share {shares[0]}; where they are read {before:.2f}"]
+
+
+def test_ranks_that_get_as_much_share_a_line():
+    facts = [SampleFacts(i, 20, 1, ((1, 8, 8),), (0,)) for i in range(4)]
+    plan = make(patches="(img@dp.home s)@cp c", attention=dict.fromkeys(SITES, gather("cp")))
+    lines = plan.bind(tiny_config(), 4).describe_deal(make_headers(facts, 2)[0]).splitlines()
+    assert lines[1] == "  ranks 0-3: 64 patches, 1.00 of an even share"
 
 
 def test_padding_is_rounded_up_to_the_divisor():

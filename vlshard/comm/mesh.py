@@ -143,9 +143,9 @@ class Mesh(MeshShape):
         return tuple(part for part in self.expand(axes) if self.parts[part] > 1)
 
     def _make(self, axes: Axes) -> dist.ProcessGroup:
-        """Make every rank's group over the axes, lowest rank first, and return this rank's."""
+        """Make this rank's group over the axes."""
         self._check_world()
-        return _process_group(tuple(sorted({self.peers(axes, r) for r in range(self.size)})))
+        return _process_group(self.peers(axes, self.rank))
 
     def _make_device_mesh(
         self,
@@ -204,16 +204,19 @@ def _made(key: object, make: Callable[[], T]) -> T:
     return known[key]
 
 
-def _process_group(partition: tuple[tuple[int, ...], ...]) -> dist.ProcessGroup:
-    """This rank's group of a partition of all ranks; every rank calls this alike."""
+def _process_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """The group of some ranks, in this order; all of them call this alike, and nobody else.
+
+    So that a rank makes as many groups as it is in, however many there are.
+    """
 
     def make() -> dist.ProcessGroup:
-        limit = _time_limit()
-        groups = [dist.new_group(list(r), sort_ranks=False, timeout=limit) for r in partition]
-        (mine,) = (group for group in groups if isinstance(group, dist.ProcessGroup))
-        return mine
+        made = dist.new_group(
+            list(ranks), timeout=_time_limit(), sort_ranks=False, use_local_synchronization=True
+        )
+        return cast("dist.ProcessGroup", made)
 
-    return _made(partition, make)
+    return _made(ranks, make)
 
 
 def _time_limit() -> timedelta | None:
@@ -240,14 +243,15 @@ def _device_mesh(device_type: str, meshes: Tensor, names: tuple[str, ...], rank:
     key = (device_type, tuple(meshes.shape), tuple(flat), names)
 
     def make() -> DeviceMesh:
-        groups = [_process_group(_lines(meshes, dim)) for dim in range(1, meshes.dim())]
         (mine,) = (ranks for ranks in meshes if (ranks == rank).any())
+        groups = [_process_group(_line(mine, dim, rank)) for dim in range(mine.dim())]
         return DeviceMesh.from_group(groups, device_type, mine, mesh_dim_names=names)
 
     return _made(key, make)
 
 
-def _lines(ranks: Tensor, dim: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks that differ in one dim only, a tuple for each of their groups."""
-    lines = cast("list[list[int]]", ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist())
-    return tuple(sorted(tuple(line) for line in lines))
+def _line(ranks: Tensor, dim: int, rank: int) -> tuple[int, ...]:
+    """The ranks that differ from one in one dim only, itself included."""
+    lines = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim])
+    (mine,) = lines[(lines == rank).any(dim=1)]
+    return tuple(cast("list[int]", mine.tolist()))

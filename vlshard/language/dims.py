@@ -132,7 +132,7 @@ class Packed:
             case "home":
                 return homes_of(self.packing, cut)[held]
             case "balance":
-                return _balanced(self.packing, held.tobytes(), cut.ranks)
+                return _balanced(self.packing.costs_of(held).tobytes(), cut.ranks)
             case _:
                 return shares_of(np.arange(held.size), held.size, cut.ranks)
 
@@ -156,17 +156,16 @@ def homes_of(packing: Packing | None, cut: Cut) -> IntArray:
 
 
 @lru_cache(maxsize=256)
-def _balanced(packing: Packing, held: bytes, ranks: int) -> IntArray:
-    """To which rank each of the held segments is dealt: costly first, to whom has least so far.
+def _balanced(costs_of: bytes, ranks: int) -> IntArray:
+    """To which rank segments of such costs are dealt: costly first, to whom has least so far.
 
     The largest load is within 4/3 of the best possible one.
     Source: R. L. Graham, Bounds on multiprocessing timing anomalies, 1969.
     """
-    segments: list[int] = np.frombuffer(held, np.int64).tolist()
-    costs = [packing.cost_of(packing.lengths[segment]) for segment in segments]
-    dealt = np.zeros(len(segments), np.int64)
+    costs: list[float] = np.frombuffer(costs_of).tolist()
+    dealt = np.zeros(len(costs), np.int64)
     heap = [(0.0, 0, rank) for rank in range(ranks)]
-    for i in sorted(range(len(segments)), key=lambda i: -costs[i]):
+    for i in np.argsort(-np.array(costs), kind="stable").tolist():
         load, count, rank = heap[0]
         dealt[i] = rank
         heapq.heapreplace(heap, (load + costs[i], count + 1, rank))

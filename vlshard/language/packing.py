@@ -8,6 +8,7 @@ from operator import index
 from typing import SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vlshard.language.arrays import IntArray
 from vlshard.language.errors import LayoutError
@@ -90,14 +91,14 @@ class Packing:
         """The homes as an array, made once and not to be written to; empty if none are known."""
         return read_only(self.home or ())
 
-    def cost_of(self, length: int) -> float:
-        """Cost of one segment of so many rows.
+    def costs_of(self, segments: IntArray) -> NDArray[np.float64]:
+        """Cost of each of some segments.
 
         Counted by units, so that the pack of merged units (with the cost of a unit) gives the same
-        number to the last bit, and is dealt alike.
+        numbers to the last bit, and is dealt alike.
         """
         a, b = self.cost
-        units = length // self.unit
+        units = self.lengths_array[segments] // self.unit
         return (a * self.unit * self.unit * units + b * self.unit) * units
 
 

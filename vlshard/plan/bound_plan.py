@@ -27,7 +27,7 @@ from vlshard.plan.model_config import PATCHES, TOKENS, ModelConfig
 from vlshard.plan.splits import Splits
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.tokens import is_packed, token_places
-from vlshard.programs import Program
+from vlshard.programs import Peers, Program
 from vlshard.storage import (
     Parts,
     Storage,
@@ -100,15 +100,15 @@ class BoundPlan:
         """Axes over which rows are read; ranks that differ elsewhere read the same rows."""
         return home_axes(self.tokens, self.mesh) or home_axes(self.patches, self.mesh)
 
-    @property
+    @cached_property
     def data_ranks(self) -> int:
         """Number of data-parallel ranks that read rows."""
-        return len(self.mesh.peers(self.data_axes, self.mesh.rank))
+        return self.mesh.span(self.data_axes)
 
-    @property
+    @cached_property
     def data_rank(self) -> int:
         """This rank's place among them."""
-        return list(self.mesh.peers(self.data_axes, self.mesh.rank)).index(self.mesh.rank)
+        return Peers(self.mesh, self.data_axes, self.mesh.rank).me
 
     @cached_property
     def hand_off_axes(self) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class BoundPlan:
     def copies(self) -> int:
         """Number of ranks that compute each row of tokens."""
         split = spec_axes(self.tokens, self.mesh)
-        return self.mesh.size // len(self.mesh.peers(split, self.mesh.rank))
+        return self.mesh.size // self.mesh.span(split)
 
     @cached_property
     def _programs(self) -> dict[str, tuple[Program, Program]]:
@@ -219,7 +219,8 @@ class BoundPlan:
 
         Args:
           header: the micro-batch, the same on every rank.
-        Returns: one line per rank, and the largest load over an even share of the work, before and
+        Returns: one line per rank, or several ranks that get as much, those with least work last
+          where they are many; and the largest load over an even share of the work, before and
           after; frames that several ranks encode count once in it.
         """
         dealt = self.layouts(header).patches
@@ -229,10 +230,7 @@ class BoundPlan:
         work = layout("(img s) c", self.mesh, where=None, **dealt.sizes).loads(by="cost")[0]
         even = max(work / self.mesh.size, 1e-300)
         lines = [f"{len(header.segments)} frames, {sum(header.segments):,} patches"]
-        lines += [
-            f"  rank {rank}: {int(rows[rank]):,} patches, {costs[rank] / even:.2f} of an even share"
-            for rank in range(self.mesh.size)
-        ]
+        lines += _rank_lines(rows, costs / even)
         before, after = (where.loads(by="cost").max() / even for where in (home, dealt))
         lines.append(f"  largest share {after:.2f}; where they are read {before:.2f}")
         return "\n".join(lines)
