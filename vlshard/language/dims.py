@@ -165,7 +165,8 @@ def _balanced(costs_of: bytes, ranks: int) -> IntArray:
     costs: list[float] = np.frombuffer(costs_of).tolist()
     dealt = np.zeros(len(costs), np.int64)
     heap = [(0.0, 0, rank) for rank in range(ranks)]
-    for i in np.argsort(-np.array(costs), kind="stable").tolist():
+    order: list[int] = np.argsort(-np.array(costs), kind="stable").tolist()
+    for i in order:
         load, count, rank = heap[0]
         dealt[i] = rank
         heapq.heapreplace(heap, (load + costs[i], count + 1, rank))

@@ -98,7 +98,7 @@ class Packing:
         numbers to the last bit, and is dealt alike.
         """
         a, b = self.cost
-        units = self.lengths_array[segments] // self.unit
+        units = (self.lengths_array[segments] // self.unit).astype(np.float64)
         return (a * self.unit * self.unit * units + b * self.unit) * units
 
 
