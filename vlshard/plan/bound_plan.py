@@ -20,6 +20,7 @@ from vlshard.language import (
     spec,
     spec_axes,
 )
+from vlshard.plan.deal_lines import deal_lines
 from vlshard.plan.doors import Door, group_axes, make_door
 from vlshard.plan.hand_off import Placeholders, hand_off, merged
 from vlshard.plan.header import Share, StepHeader
@@ -230,7 +231,7 @@ class BoundPlan:
         work = layout("(img s) c", self.mesh, where=None, **dealt.sizes).loads(by="cost")[0]
         even = max(work / self.mesh.size, 1e-300)
         lines = [f"{len(header.segments)} frames, {sum(header.segments):,} patches"]
-        lines += _rank_lines(rows, costs / even)
+        lines += deal_lines(rows, costs / even)
         before, after = (where.loads(by="cost").max() / even for where in (home, dealt))
         lines.append(f"  largest share {after:.2f}; where they are read {before:.2f}")
         return "\n".join(lines)
