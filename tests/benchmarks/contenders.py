@@ -17,18 +17,21 @@ from model.data.inputs import ModelInputs, build_inputs
 from model.data.sample import Sample
 from model.modules.qwen3_vl_moe import Qwen3VLMoe
 from tests.benchmarks.workloads import BATCH, CLIP, OPTIMIZER, Drawn, Workload, draw_sample, weight
+from tests.training import own_part
 from vlshard.plan.header import SampleFacts, make_headers
 from vlshard.plan.plan import load_plan
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.storage.norm import clip_gradients
+from vlshard.storage.parts import Parts
 from vlshard.storage.shard_model import shard_model
 
 
 @torch.no_grad()
-def set_weights(model: nn.Module) -> None:
+def set_weights(model: nn.Module, parts: Parts | None = None) -> None:
     """Give every parameter its first value, or this rank's part of it."""
+    parts = parts or Parts()
     for name, parameter in model.named_parameters():
-        whole = weight(name, parameter.shape)
+        whole = own_part(name, weight(name, parts.whole_shape(name, parameter.shape)), parts)
         if isinstance(parameter, DTensor):
             placed = (parameter.device_mesh, parameter.placements)
             whole = distribute_tensor(whole, *placed, src_data_rank=None)
@@ -48,10 +51,12 @@ class UnderPlan:
             self.model,
             self.bound.storages,
             self.bound.mesh,
+            parts=self.bound.parts,
             lookups=self.bound.config.lookups(),
         )
         self.model.to_empty(device="cpu")
-        set_weights(self.model)
+        set_weights(self.model, self.bound.parts)
+        self._counted = [self.bound.counts(name) for name, _ in self.model.named_parameters()]
         self._optimizer = torch.optim.AdamW(self.model.parameters(), **OPTIMIZER)
 
     def prepare(self, step: int) -> tuple[StepBoundaries, ModelInputs]:
@@ -70,7 +75,8 @@ class UnderPlan:
         }
         inputs = build_inputs(header, at.share, samples, pixels, self._config)
         table = torch.stack([positions(d, self._workload) for d in drawn], dim=1)
-        held = table[:, at.share.samples, np.minimum(at.share.positions, table.shape[2] - 1)]
+        samples_in, places_in = at.share.entered_tokens or (at.share.samples, at.share.positions)
+        held = table[:, samples_in, np.minimum(places_in, table.shape[2] - 1)]
         return at, replace(inputs, text=replace(inputs.text, positions=held))
 
     def _facts(self, row: int, drawn: Drawn) -> SampleFacts:
@@ -84,7 +90,7 @@ class UnderPlan:
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.model(inputs, at)
         loss.backward()
-        clip_gradients(self.model.parameters(), CLIP)
+        clip_gradients(self.model.parameters(), CLIP, self._counted)
         self._optimizer.step()
         total = loss.detach().clone()
         dist.all_reduce(total)

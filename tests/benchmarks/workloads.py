@@ -1,9 +1,10 @@
 """What the benchmarks compute: configs, samples and weights that depend on names and seeds alone.
 
-Two published workloads, W1 (almost all vocabulary table) and W2 (three pictures of different size
-a sample), one in which the vision encoder is the larger part, and one whose samples have a picture
-each that is four times as large in one as in the next. A sample's loss is the mean over
-its labelled tokens; all samples have equally many, so that is the mean over all tokens too.
+Published workloads, W1 (almost all vocabulary table), W2 (three pictures of different size a sample)
+and W3D (almost all decoder, without experts), one in which the vision encoder is the larger part,
+and one whose samples have a picture each that is four times as large in one as in the next. A
+sample's loss is the mean over its labelled tokens; all samples have equally many, so that is the
+mean over all tokens too.
 """
 
 import zlib
@@ -147,6 +148,40 @@ WORKLOADS = {
         gaps=(40, 60, 80, 250),
         text=text_config([6, 5, 5], **W2_TEXT),
         vision={**TOWER, "depth": 6, "deepstack_visual_indexes": [1, 3, 5]},
+        ids=SMALL,
+    ),
+    # Decoder heavy, with dense MLPs in every layer.
+    "W3D": Workload(
+        length=1024,
+        grids=((1, 16, 16),),
+        gaps=(58, 900),
+        text={
+            **text_config(
+                [12, 10, 10],
+                vocab_size=8192,
+                hidden_size=512,
+                intermediate_size=1024,
+                num_hidden_layers=4,
+                num_attention_heads=8,
+                num_key_value_heads=2,
+                head_dim=64,
+                num_experts=32,
+                num_experts_per_tok=4,
+                moe_intermediate_size=256,
+            ),
+            "mlp_only_layers": [0, 1, 2, 3],
+        },
+        vision={
+            "depth": 2,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_heads": 4,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 512,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1],
+        },
         ids=SMALL,
     ),
     "vision": Workload(
