@@ -1,6 +1,6 @@
 """What the benchmarks compute: configs, samples and weights that depend on names and seeds alone.
 
-Published workloads, W1 (almost all vocabulary table), W2 (three pictures of different size a sample)
+Published workloads, W1 (almost all vocabulary table), W2 (three pictures of different sizes each)
 and W3D (almost all decoder, without experts), one in which the vision encoder is the larger part,
 and one whose samples have a picture each that is four times as large in one as in the next. A
 sample's loss is the mean over its labelled tokens; all samples have equally many, so that is the
