@@ -1,7 +1,7 @@
 """Typed shard specs: write down where a tensor lives, and let a planner move it."""
 
 from vlshard.attention import Heads, Kernel, Mode, attend, gather, hybrid, ring, ulysses
-from vlshard.comm import Mesh, Pending, from_dtensor, reshard, start, to_dtensor
+from vlshard.comm import Mesh, Pending, compare_calls, from_dtensor, reshard, start, to_dtensor
 from vlshard.language import (
     Layout,
     LayoutError,
@@ -80,6 +80,7 @@ __all__ = [
     "advise_patches",
     "attend",
     "clip_gradients",
+    "compare_calls",
     "from_dtensor",
     "fsdp",
     "gather",

@@ -103,8 +103,8 @@ def _planned(
     bound = layout(parsed, mesh, where=None, **{**even_sizes(parsed, mesh, shape), **dict(items)})
     for fault in _faults(bound, mode, heads, mesh):
         raise fault
-    if bound.local_shape(mesh.rank) != shape:
-        refuse_shape(bound, mesh.rank, shape)
+    if bound.local_shape(mesh.here) != shape:
+        refuse_shape(bound, mesh.here, shape)
     groups = mode.ways.groups if mode else ()
     mesh.make_groups(axes for axes in groups if mesh.span(axes) > 1)
     return schedule(Site(mesh, _rows(bound), _segments(bound), causal, heads), mode)

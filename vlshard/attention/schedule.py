@@ -69,7 +69,7 @@ class Site:
     @property
     def lead(self) -> tuple[int, ...]:
         """This rank's sizes of the dims that a tensor has before its heads."""
-        lead = self.layout.local_shape(self.mesh.rank)[:-1]
+        lead = self.layout.local_shape(self.mesh.here)[:-1]
         return (1, *lead) if self.one_row else lead
 
 
@@ -133,7 +133,7 @@ class _Dealing:
     def peers(self, *ways: tuple[str, ...]) -> Peers:
         """The ranks along the axes of some ways."""
         mesh = self.site.mesh
-        return Peers(mesh, mesh.expand([axis for way in ways for axis in way]), mesh.rank)
+        return Peers(mesh, mesh.expand([axis for way in ways for axis in way]), mesh.here)
 
     def rows_of(self, rank: int) -> IntArray:
         """Rows of the queries that a rank attends, increasing where heads are dealt."""
@@ -145,7 +145,7 @@ class _Dealing:
     @cached_property
     def rows(self) -> IntArray:
         """Those of this rank."""
-        return self.rows_of(self.site.mesh.rank)
+        return self.rows_of(self.site.mesh.here)
 
     @cached_property
     def keys(self) -> IntArray:
@@ -164,7 +164,7 @@ class _Dealing:
     @property
     def own(self) -> IntArray:
         """Rows that this rank holds."""
-        return self.site.rows(self.site.mesh.rank)
+        return self.site.rows(self.site.mesh.here)
 
     @cached_property
     def kv(self) -> Moves:
@@ -234,9 +234,9 @@ class _Dealing:
     def ring(self, overlap: bool) -> RingPlan:
         """The ring of keys and values."""
         mesh = self.site.mesh
-        peers = mesh.peers(self.ways.ring, mesh.rank)
+        peers = mesh.peers(self.ways.ring, mesh.here)
         rows = [self.rows_of(peer) for peer in peers]
-        plan = plan_ring(rows, self.site.lengths, self.site.causal, peers.index(mesh.rank))
+        plan = plan_ring(rows, self.site.lengths, self.site.causal, peers.index(mesh.here))
         alone = len(peers) == 1 or mesh.imagined
         group = None if alone else mesh.group(self.ways.ring)
         return RingPlan(plan.me, plan.rows, plan.reach, plan.pairs, group, overlap)

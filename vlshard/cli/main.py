@@ -22,7 +22,7 @@ from vlshard.language import (
     layout,
     spec,
 )
-from vlshard.plan import describe_storage, idle_axes, load_plan, padding_remarks
+from vlshard.plan import describe_storage, idle_axes, load_plan, padding_remarks, unused_axes
 from vlshard.programs import transition
 
 WRONG = 2
@@ -162,7 +162,10 @@ def _check(options: argparse.Namespace) -> int:
     if not faults:
         print(f"{options.plan} fits: {options.world} ranks as {plan.mesh}")
         bound = plan.bind(config, options.world)
-        remarks = [*idle_axes(plan.attention, plan.layouts, plan.mesh, config)]
+        remarks = [
+            *unused_axes(plan.layouts, plan.params, plan.mesh, plan.splits),
+            *idle_axes(plan.attention, plan.layouts, plan.mesh, config),
+        ]
         for remark in (*remarks, *padding_remarks(bound)):
             print(f"  {remark}")
         if options.storage:

@@ -3,7 +3,8 @@
 `mesh` is the ranks, `transport` the one file that hands activations to torch.distributed,
 `collectives` the differentiable moves, `reshard` a whole program at once and `flight` one under
 way (a `Pending`). `row_move` moves rows by index, `agreement` raises one error on all ranks,
-`fingerprints` compares what they were given, `bridges` leads to DTensor and back.
+`fingerprints` compares what they were given, `compare_calls` what they are about to do, `bridges`
+leads to DTensor and back. `groups` makes torch's groups once for all meshes.
 """
 
 from vlshard.comm.agreement import (
@@ -17,10 +18,11 @@ from vlshard.comm.agreement import (
 )
 from vlshard.comm.bridges import from_dtensor, mesh_of, to_dtensor
 from vlshard.comm.collectives import HALVES
+from vlshard.comm.compare_calls import compare_calls
 from vlshard.comm.fingerprints import fingerprint, refuse_differences
 from vlshard.comm.flight import refuse_second_derivative, start
 from vlshard.comm.graph_break import untraced
-from vlshard.comm.mesh import Mesh
+from vlshard.comm.mesh import Mesh, any_world
 from vlshard.comm.pending import Pending
 from vlshard.comm.reshard import (
     Lowered,
@@ -44,6 +46,8 @@ __all__ = [
     "RowMove",
     "SameMesh",
     "agree",
+    "any_world",
+    "compare_calls",
     "even_sizes",
     "exchange_bytes",
     "fingerprint",

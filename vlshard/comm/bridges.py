@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from vlshard.comm.groups import axes_of
 from vlshard.comm.mesh import Mesh
+from vlshard.comm.reshard import running_mesh
 from vlshard.language import (
     Layout,
     MeshShape,
@@ -51,10 +53,11 @@ def to_dtensor(
     Raises: SpecError if the text is no spec of so many dims; LayoutError if it does not fit the
       mesh, the sizes or the tensor, or if DTensor cannot say it.
     """
+    mesh = running_mesh(mesh)
     parsed = (spec(text) if isinstance(text, str) else text).expand(x.ndim)
     placed = placements(parsed, mesh, **sizes)
     bound = layout(parsed, mesh, where=None, **{**_even(parsed, mesh, x.shape), **sizes})
-    _check_shape(tuple(x.shape), bound, mesh.rank)
+    _check_shape(tuple(x.shape), bound, mesh.here)
     stride = torch.empty(bound.shape, device="meta").stride()
     return DTensor.from_local(
         x.contiguous(),
@@ -94,15 +97,7 @@ def mesh_of(device_mesh: DeviceMesh, parsed: Spec) -> MeshShape:
     if names is None:
         headline = "the mesh of the DTensor has no names, so no spec can speak of it"
         refuse(parsed, headline, Span(0, len(parsed.text)), "fix: give mesh_dim_names")
-    sizes: dict[str, int | dict[str, int]] = {}
-    for name, ranks in zip(names, device_mesh.shape, strict=True):
-        axis, _, part = name.partition(".")
-        known = sizes.setdefault(axis, {})
-        if isinstance(known, dict) and part:
-            known[part] = ranks
-        else:
-            sizes[axis] = ranks
-    mesh = MeshShape(**sizes)
+    mesh = MeshShape(**axes_of(names, device_mesh.shape))
     if list(mesh.parts) != list(names):
         headline = f"the mesh of the DTensor has parts of an axis apart: {' '.join(names)}"
         refuse(parsed, headline, Span(0, len(parsed.text)), "fix: parts stand side by side")

@@ -32,6 +32,7 @@ def refuse_differences(
     told: Mapping[str, object],
     group: Group = None,
     *,
+    beside: Mapping[str, object] | None = None,
     fault: str | None = None,
     headline: str = "ranks were not given the same",
     fix: str = FIX,
@@ -41,6 +42,7 @@ def refuse_differences(
     Args:
       told: what this rank has, by name, as text or as what JSON can say.
       group: the ranks that take part; None is all of them.
+      beside: what is shown too if something differs.
       fault: why this rank cannot go on at all, or None.
       headline: first line of the message if something differs.
       fix: its last line.
@@ -52,6 +54,7 @@ def refuse_differences(
     alike = len(set(agree(whole, group))) == 1
     if alike and fault is None:
         return
+    mine |= {name: _shown(value) for name, value in (beside or {}).items()}
     given = agree([mine, fault], group)
     raise_any([text for _, text in given])
     lines = differences([found for found, _ in given])

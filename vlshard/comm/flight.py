@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vlshard.comm.collectives import SumInParts, Swap, swap, travel
+from vlshard.comm.compare_calls import watch_of
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
 from vlshard.comm.pending import Pending
-from vlshard.comm.reshard import bound_program, run_stages
+from vlshard.comm.reshard import bound_program, run_stages, told_call
 from vlshard.comm.transport import Flight
 from vlshard.language import Packing
 from vlshard.programs import Moves
@@ -42,6 +43,8 @@ def start(x: Shaped[Tensor, "..."], arrow: str, mesh: Mesh, /, **sizes: int | Pa
     Returns: the tensor in flight; ``wait`` gives this rank's part in the layout on the right.
     Raises: as ``reshard``.
     """
+    if watch := watch_of(mesh):
+        watch.compare("start", lambda: told_call(x, arrow, mesh, sizes))
     program = bound_program(x, arrow, mesh, sizes)
     program.check(tuple(x.shape))
     stages = program.stages

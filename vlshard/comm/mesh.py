@@ -1,40 +1,87 @@
 """A mesh with its process groups: the sizes of a MeshShape, bound to the running ranks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
-from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from vlshard.comm.groups import axes_of, device_mesh, own_group
 from vlshard.language import AxisSize, MeshShape, PlanError
 
 __all__ = ["Mesh", "MeshShape"]
 
 Axes = tuple[str, ...]
-T = TypeVar("T")
+
+_any_world: ContextVar[bool] = ContextVar("any_world", default=False)
 
 
 class Mesh(MeshShape):
     """A MeshShape that can make process groups; equal to any mesh of the same axes and sizes.
 
+    Its ranks are those of the world, or the part of it that ``ranks`` names, such as the ranks of
+    one stage or of one role. Such a part numbers its ranks from 0, as ``layout`` does, and makes
+    its groups without the others.
+
     Without ``torch.distributed`` it is usable for everything that needs no communication.
     """
 
     _shape: MeshShape
+    _ranks: tuple[int, ...] | None
+    _places: dict[int, int]
     _groups: dict[Axes, dist.ProcessGroup]
     _device_meshes: dict[tuple[Axes, Axes, Axes, str], DeviceMesh]
     _seen_from: int | None
 
-    def __init__(self, /, **sizes: AxisSize) -> None:
+    def __init__(self, /, *, ranks: Sequence[int] | None = None, **sizes: AxisSize) -> None:
+        """Name the axes.
+
+        Args:
+          ranks: the global ranks on the mesh, the last axis the fastest; None is all of them.
+          sizes: number of ranks along each axis, or along each of its parts, outermost first.
+        Raises: PlanError if a size is no integer or below 1, if the ranks are not so many, all
+          different and there, or if fewer than the running ones are meant and not named.
+        """
         super().__init__(**sizes)
         object.__setattr__(self, "_shape", MeshShape(**sizes))
+        object.__setattr__(self, "_ranks", None if ranks is None else tuple(ranks))
+        object.__setattr__(self, "_places", {rank: place for place, rank in enumerate(ranks or ())})
         object.__setattr__(self, "_groups", {})
         object.__setattr__(self, "_device_meshes", {})
         object.__setattr__(self, "_seen_from", None)
+        if ranks is not None:
+            self._check_ranks(tuple(ranks))
+        elif dist.is_initialized() and self.size < dist.get_world_size() and not _any_world.get():
+            headline = f"the mesh has {self.size} ranks, the world {dist.get_world_size()}"
+            raise PlanError(headline, notes=[self.note, self._fix_for_part()])
+
+    @classmethod
+    def from_device_mesh(cls, mesh: DeviceMesh, /) -> "Mesh":
+        """The same ranks, axes named like the dims; its groups of one dim serve here too.
+
+        Args:
+          mesh: a DeviceMesh with ``mesh_dim_names``, over all ranks or some; a dim may be named
+            like a part of an axis, such as ``cp.ring``.
+        Raises: PlanError if its dims have no names, or parts of an axis stand apart.
+        """
+        names = mesh.mesh_dim_names
+        if names is None:
+            fix = "fix: init_device_mesh(..., mesh_dim_names=(...))"
+            raise PlanError("a DeviceMesh without names has no axes to speak of", notes=[fix])
+        ranks = cast("list[int]", mesh.mesh.flatten().tolist())
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        made = cls(ranks=ranks, **axes_of(names, mesh.shape))
+        if list(made.parts) != list(names):
+            raise PlanError(f"the mesh has parts of an axis apart: {' '.join(names)}")
+        if ranks == list(range(world)):
+            object.__setattr__(made, "_ranks", None)
+        if made.rank is not None:
+            made._take_over(mesh)
+        return made
 
     @property
     def shape(self) -> MeshShape:
@@ -42,11 +89,36 @@ class Mesh(MeshShape):
         return self._shape
 
     @property
-    def rank(self) -> int:
-        """Global rank of this process; 0 without ``torch.distributed``."""
+    def ranks(self) -> Sequence[int]:
+        """Global rank of each rank of the mesh."""
+        return range(self.size) if self._ranks is None else self._ranks
+
+    @property
+    def rank(self) -> int | None:
+        """This process on the mesh, its global rank where the mesh is the world; None outside.
+
+        0 without ``torch.distributed``.
+        """
         if self._seen_from is not None:
             return self._seen_from
-        return dist.get_rank() if dist.is_initialized() else 0
+        me = dist.get_rank() if dist.is_initialized() else 0
+        if self._ranks is None:
+            return me
+        return self._places.get(me)
+
+    @property
+    def here(self) -> int:
+        """``rank``, of a process that is on the mesh.
+
+        Raises: PlanError if it is not.
+        """
+        rank = self.rank
+        if rank is None:
+            named = ", ".join(map(str, self.ranks[:8])) + ", ..." * (self.size > 8)
+            headline = f"rank {dist.get_rank()} is not on this mesh of ranks {named}"
+            fix = "fix: only the ranks of a mesh use it; mesh.rank is None on the others"
+            raise PlanError(headline, notes=[self.note, fix])
+        return rank
 
     def seen_from(self, rank: int) -> "Mesh":
         """This mesh as one of its ranks has it, which need not run: to plan for it, without groups.
@@ -133,9 +205,8 @@ class Mesh(MeshShape):
             self._check_world()
             if not self.parts:
                 raise PlanError("a mesh without axes has no DeviceMesh")
-            ranks = torch.arange(self.size).reshape(tuple(self.parts.values()))
-            names = tuple(self.parts)
-            self._device_meshes[key] = _device_mesh(device_type, ranks[None], names, self.rank)
+            made = device_mesh(device_type, self._grid()[None], tuple(self.parts))
+            self._device_meshes[key] = made
         return self._device_meshes[key]
 
     def _key(self, axes: Sequence[str]) -> Axes:
@@ -143,9 +214,9 @@ class Mesh(MeshShape):
         return tuple(part for part in self.expand(axes) if self.parts[part] > 1)
 
     def _make(self, axes: Axes) -> dist.ProcessGroup:
-        """Make this rank's group over the axes."""
+        """Make this rank's group over the axes; its ranks do, and nobody else."""
         self._check_world()
-        return _process_group(self.peers(axes, self.rank))
+        return own_group(tuple(self.ranks[place] for place in self.peers(axes, self.here)))
 
     def _make_device_mesh(
         self,
@@ -168,90 +239,81 @@ class Mesh(MeshShape):
             headline = f"parameters are neither cut nor whole over {' '.join(missing)}"
             raise PlanError(headline, notes=[self.note])
         whole = sorted(self.expand(replicate), key=order.index)
-        ranks = torch.arange(self.size).reshape(tuple(self.parts.values()) or (1,))
+        ranks = self._grid()
         apart = sorted(self.expand(beside), key=order.index)
         first = [order.index(axis) for axis in (*apart, *whole, *ordered)]
         rest = [i for i in range(ranks.dim()) if i not in first]
         ranks = ranks.permute(*first, *rest)
         flat = ranks.reshape(self.span(beside), -1, self.span(shard))
         if not replicate:
-            return _device_mesh(device_type, flat[:, 0], ("shard",), self.rank)
-        return _device_mesh(device_type, flat, ("replicate", "shard"), self.rank)
+            return device_mesh(device_type, flat[:, 0], ("shard",))
+        return device_mesh(device_type, flat, ("replicate", "shard"))
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all ranks of the world make its groups together."""
+        return self._ranks is None
+
+    def _grid(self) -> torch.Tensor:
+        """Global ranks by place."""
+        return torch.tensor(self.ranks).reshape(tuple(self.parts.values()) or (1,))
+
+    def _take_over(self, mesh: DeviceMesh) -> None:
+        """Use a DeviceMesh, and its groups whose ranks are in the order of the mesh."""
+        self._device_meshes[tuple(self.parts), ("parts",), (), mesh.device_type] = mesh
+        for part in self.parts if self.size > 1 else ():
+            group = mesh.get_group(part)
+            peers = [self.ranks[place] for place in self.peers((part,), self.here)]
+            if self.parts[part] > 1 and dist.get_process_group_ranks(group) == peers:
+                self._groups[(part,)] = group
+
+    def _check_ranks(self, ranks: tuple[object, ...]) -> None:
+        """The ranks of a part of the world are as many as the mesh has, and there."""
+        odd = [rank for rank in ranks if type(rank) is not int or rank < 0]
+        world = dist.get_world_size() if dist.is_initialized() else None
+        missing = [rank for rank in ranks if world is not None and cast(int, rank) >= world]
+        if odd:
+            headline = f"ranks={list(ranks)[:8]}: {odd[0]!r} is no global rank"
+        elif len(set(ranks)) < len(ranks):
+            headline = f"ranks={list(ranks)[:8]}: a rank is named twice"
+        elif len(ranks) != self.size:
+            headline = f"the mesh has {self.size} ranks, and ranks= names {len(ranks)}"
+        elif missing:
+            headline = f"ranks= names rank {missing[0]}, and the world has {world} ranks"
+        else:
+            return
+        raise PlanError(headline, notes=[self.note])
+
+    def _fix_for_part(self) -> str:
+        """How to say that a part of the world is meant, or no ranks at all."""
+        given = repr(self._shape).partition("(")[2][:-1]
+        part = f"Mesh({given}{', ' if given else ''}ranks=[...]) for {self.size} of the ranks"
+        return f"fix: {part}, or MeshShape({given}) for sizes only"
 
     def _check_world(self) -> None:
-        """The ranks of this mesh are running."""
+        """The ranks of this mesh are running, and this is one of them."""
         if not dist.is_initialized():
             headline = "no process group: start the ranks with torchrun and initialise torch first"
             raise PlanError(headline, notes=[self.note])
-        if dist.get_world_size() != self.size:
+        if self._whole and dist.get_world_size() != self.size:
             headline = f"the mesh has {self.size} ranks, the world {dist.get_world_size()}"
             raise PlanError(headline, notes=[self.note])
+        if not self._whole:
+            self._check_ranks(tuple(self.ranks))
+        _ = self.here
+
+    def __repr__(self) -> str:
+        plain = super().__repr__()
+        if self._ranks is None:
+            return plain
+        return f"{plain[:-1]}{', ' if self.parts else ''}ranks={list(self._ranks)})"
 
 
-# A group costs threads and connections, and equal ones serve all meshes of a process. They live as
-# long as the default group that they were made in.
-_groups_made: dict[object, dict[object, Any]] = {}
-
-
-def _made(key: object, make: Callable[[], T]) -> T:
-    """What was made for a key in the default group that is up now, or is made now."""
-    world = dist.group.WORLD
-    if world not in _groups_made:
-        _groups_made.clear()
-    known = _groups_made.setdefault(world, {})
-    if key not in known:
-        known[key] = make()
-    return known[key]
-
-
-def _process_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """The group of some ranks, in this order; all of them call this alike, and nobody else.
-
-    So that a rank makes as many groups as it is in, however many there are.
-    """
-
-    def make() -> dist.ProcessGroup:
-        made = dist.new_group(
-            list(ranks), timeout=_time_limit(), sort_ranks=False, use_local_synchronization=True
-        )
-        return cast("dist.ProcessGroup", made)
-
-    return _made(ranks, make)
-
-
-def _time_limit() -> timedelta | None:
-    """The default group's, which groups made in it do not take over by themselves.
-
-    torch has no public way to ask.
-    """
-    world = cast(Any, dist.group.WORLD)
-    backends = [world._get_backend(device) for device in world._device_types]
-    options = [getattr(backend, "options", None) for backend in backends]
-    return next((getattr(found, "_timeout", None) for found in options if found), None)
-
-
-def _device_mesh(device_type: str, meshes: Tensor, names: tuple[str, ...], rank: int) -> DeviceMesh:
-    """This rank's of several DeviceMeshes, and its groups; every rank calls this alike.
-
-    Args:
-      device_type: where the ranks compute.
-      meshes: all ranks, one mesh after another along dim 0.
-      names: of a mesh's dims.
-      rank: of this process.
-    """
-    flat = cast("list[int]", meshes.flatten().tolist())
-    key = (device_type, tuple(meshes.shape), tuple(flat), names)
-
-    def make() -> DeviceMesh:
-        (mine,) = (ranks for ranks in meshes if (ranks == rank).any())
-        groups = [_process_group(_line(mine, dim, rank)) for dim in range(mine.dim())]
-        return DeviceMesh.from_group(groups, device_type, mine, mesh_dim_names=names)
-
-    return _made(key, make)
-
-
-def _line(ranks: Tensor, dim: int, rank: int) -> tuple[int, ...]:
-    """The ranks that differ from one in one dim only, itself included."""
-    lines = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim])
-    (mine,) = lines[(lines == rank).any(dim=1)]
-    return tuple(cast("list[int]", mine.tolist()))
+@contextmanager
+def any_world() -> Generator[None]:
+    """Let meshes of other worlds than the running one be made, to plan for them."""
+    token = _any_world.set(True)
+    try:
+        yield
+    finally:
+        _any_world.reset(token)

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from vlshard.comm.collectives import all_reduce, move_rows
+from vlshard.comm.compare_calls import watch_of
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
 from vlshard.language import Binder, Layout, MeshShape, Name, Packing, PlanError, Spec, refuse_shape
@@ -90,10 +93,10 @@ def lower(program: Program, mesh: Mesh, sizes: Sizes) -> Lowered:
     layouts = program.layouts(mesh, **sizes)
     stages: list[Stage] = []
     for step, src, dst in zip(program.steps, layouts, layouts[1:], strict=False):
-        part = route(step, src, dst, mesh.rank)
+        part = route(step, src, dst, mesh.here)
         quiet = isinstance(step, Slice | ZeroPad) or mesh.imagined
         stages.append((part, None if quiet else mesh.group(part.axes)))
-    return Lowered(program, layouts[0], layouts[-1], mesh.rank, tuple(stages))
+    return Lowered(program, layouts[0], layouts[-1], mesh.here, tuple(stages))
 
 
 @untraced
@@ -117,32 +120,82 @@ def reshard(
       sizes or the tensor; PlanError if ranks have to communicate and there is no process group;
       TypeError if x is no tensor.
     """
-    return bound_program(x, arrow, mesh, sizes).run(x)
+    watch = watch_of(mesh)
+    if watch is None:
+        return bound_program(x, arrow, mesh, sizes).run(x)
+    watch.compare("reshard", lambda: told_call(x, arrow, mesh, sizes))
+    return watch.follow(bound_program(x, arrow, mesh, sizes).run(x), "reshard")
 
 
-def bound_program(x: object, arrow: str, mesh: MeshShape, sizes: Mapping[str, object]) -> Lowered:
+def bound_program(x: object, arrow: str, mesh: object, sizes: Mapping[str, object]) -> Lowered:
     """The program of an arrow for a tensor and all like it; see ``reshard``."""
+    running, shape = running_mesh(mesh), _local(x).shape
+    return _lowered(arrow, shape, SameMesh(running), _items(arrow, len(shape), running, sizes))
+
+
+def running_mesh(mesh: object) -> Mesh:
+    """A mesh whose ranks can send, this one among them.
+
+    Raises: PlanError if it is something else, or this rank is not on it.
+    """
+    if isinstance(mesh, DeviceMesh):
+        fix = "fix: Mesh.from_device_mesh(mesh), made once, has the same ranks and axes"
+        raise PlanError("a DeviceMesh takes no specs", notes=[fix])
+    if not isinstance(mesh, Mesh):
+        note = f"{mesh!r} is sizes only; make a Mesh on the running ranks"
+        notes = [note] if isinstance(mesh, MeshShape) else []
+        raise PlanError(f"a {type(mesh).__name__} has no ranks to send between", notes=notes)
+    _ = mesh.here
+    return mesh
+
+
+def _local(x: object) -> Tensor:
+    """A local tensor.
+
+    Raises: TypeError if it is something else.
+    """
+    if isinstance(x, DTensor):
+        raise TypeError(
+            "local tensors are resharded, not DTensors: from_dtensor(x) gives this rank's part, "
+            "to_dtensor wraps what comes out"
+        )
     if not isinstance(x, Tensor):
         raise TypeError(
             f"a torch.Tensor is resharded, not a {type(x).__module__}.{type(x).__qualname__}"
         )
-    running = running_mesh(mesh)
+    return x
+
+
+def _items(
+    arrow: str, ndim: int, mesh: Mesh, sizes: Mapping[str, object]
+) -> tuple[tuple[str, int | Packing], ...]:
+    """The sizes that are given, checked."""
     items = [(name, size) for name, size in sizes.items() if isinstance(size, int | Packing)]
     if len(items) < len(sizes):
-        binder = Binder(expanded(arrow, x.ndim)[0], mesh, None)
+        binder = Binder(expanded(arrow, ndim)[0], mesh, None)
         items = [(name, binder.size(name, size)) for name, size in sizes.items()]
-    return _lowered(arrow, x.shape, SameMesh(running), tuple(items))
+    return tuple(items)
 
 
-def running_mesh(mesh: MeshShape) -> Mesh:
-    """A mesh on running ranks.
+def told_call(x: object, arrow: str, mesh: Mesh, sizes: Mapping[str, object]) -> dict[str, object]:
+    """What all ranks must say alike of a call; nothing is sent, and no group made.
 
-    Raises: PlanError if it is sizes only.
+    Raises: what the call itself raises for what this rank gives.
     """
-    if not isinstance(mesh, Mesh):
-        note = f"{mesh!r} is sizes only; make a Mesh on the running ranks"
-        raise PlanError(f"a {type(mesh).__name__} has no ranks to send between", notes=[note])
-    return mesh
+    local = _local(x)
+    src, dst = expanded(arrow, local.ndim)
+    given = _items(arrow, local.ndim, mesh, sizes)
+    known = {**even_sizes(src, mesh, tuple(local.shape)), **dict(given)}
+    before = transition(src, dst, mesh, where=None, **known).layouts(mesh, **known)[0]
+    if tuple(local.shape) != before.local_shape(mesh.here):
+        refuse_shape(before, mesh.here, tuple(local.shape))
+    return {
+        "arrow": f"{src} -> {dst}",
+        "sizes": {name: str(size) for name, size in known.items()},
+        "dtype": str(local.dtype),
+        "gradient": local.requires_grad and is_grad_enabled(),
+        "mesh": str(mesh),
+    }
 
 
 @lru_cache(maxsize=1024)

@@ -21,6 +21,7 @@ from vlshard.plan.model_config import ModelConfig
 from vlshard.plan.plan import Plan, load_plan
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.told import Told, merge_told
+from vlshard.plan.unused_axes import unused_axes
 
 __all__ = [
     "Advice",
@@ -47,4 +48,5 @@ __all__ = [
     "make_headers",
     "merge_told",
     "padding_remarks",
+    "unused_axes",
 ]

@@ -109,7 +109,7 @@ class BoundPlan:
     @cached_property
     def data_rank(self) -> int:
         """This rank's place among them."""
-        return Peers(self.mesh, self.data_axes, self.mesh.rank).me
+        return Peers(self.mesh, self.data_axes, self.mesh.here).me
 
     @cached_property
     def hand_off_axes(self) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ class BoundPlan:
 
     def counts(self, name: str) -> bool:
         """Whether this rank is the one, of all that hold the same elements, that counts them."""
-        return counts_here(self.stored[name], self.mesh, self.mesh.rank)
+        return counts_here(self.stored[name], self.mesh, self.mesh.here)
 
     def layouts(self, header: StepHeader) -> StepLayouts:
         """Where patches, merged rows and tokens of a micro-batch live; numbers only.
@@ -290,7 +290,7 @@ class BoundPlan:
         sites = {"vision": self._vision(header, where), "text": self._text(header, where)}
         placeholders = Placeholders.of(header, self.config.unit)
         return StepBoundaries(
-            share=self._share(header, where, mesh.rank),
+            share=self._share(header, where, mesh.here),
             schedules={
                 name: schedule(site, modes.get(name), self.kernel) for name, site in sites.items()
             },

@@ -50,12 +50,18 @@ def check_kinds(fields: Mapping[str, object], source: str) -> Iterator[ShardErro
 
 
 def check_world(mesh: MeshShape, world: int, source: str) -> Iterator[ShardError]:
-    """The mesh has as many places as there are ranks."""
+    """The mesh has as many places as there are ranks, and is all of them."""
     if mesh.size != world:
         yield PlanError(
             f"mesh {mesh} has {mesh.size} ranks, the world has {world}",
             where=f"{source} mesh",
             notes=[f"fix: start {mesh.size} ranks, or a mesh whose sizes multiply to {world}"],
+        )
+    elif isinstance(mesh, Mesh) and list(mesh.ranks) != list(range(world)):
+        yield PlanError(
+            f"a plan's mesh is the whole world in order, not ranks {list(mesh.ranks)[:8]}",
+            where=f"{source} mesh",
+            notes=["fix: leave ranks= out"],
         )
 
 

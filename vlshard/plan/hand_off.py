@@ -65,8 +65,8 @@ def hand_off(
       axes: mesh axes over which rows may travel.
       mesh: the ranks.
     """
-    have = rows.indices(mesh.rank)[0]
-    samples, positions = token_places(tokens, mesh.rank)
+    have = rows.indices(mesh.here)[0]
+    samples, positions = token_places(tokens, mesh.here)
     want = placeholders.among(samples.ravel(), positions.ravel())
 
     def wanted_by(visual: IntArray) -> dict[str, IntArray]:
@@ -75,7 +75,7 @@ def hand_off(
     # Where rows are whole over all of these axes, each rank has what its tokens want.
     local = not set(axes) & set(rows.bound[0].axes)
     finders = (partial(rows.holders, dim=0), wanted_by)
-    moves = plan_moves(have, want, finders, Peers(mesh, axes, mesh.rank), local=local)
+    moves = plan_moves(have, want, finders, Peers(mesh, axes, mesh.here), local=local)
     return row_move(moves, axes, mesh)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vlshard.comm import any_world
 from vlshard.language import PlanError, ShardError
 
 MOST_RANKS_TRIED = 64
@@ -35,7 +36,8 @@ def build_plan(name: str, world: int) -> tuple[object, str]:
         if not callable(build):
             raise PlanError(f"{name} defines no function plan(world)")
         try:
-            return build(world), source
+            with any_world():
+                return build(world), source
         except ShardError as error:
             ranks = f"{world} rank{'s' if world != 1 else ''}"
             told = f"raised by plan({world}), for a world of {ranks}"

@@ -27,7 +27,7 @@ class Parts:
 
     def shape(self, name: str, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of what this rank computes with, of a parameter whose whole shape is given."""
-        return self.layouts[name].local_shape(self.mesh.rank) if name in self.layouts else whole
+        return self.layouts[name].local_shape(self.mesh.here) if name in self.layouts else whole
 
     def whole_shape(self, name: str, local: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the whole of a parameter, of which this rank computes with a part."""
@@ -44,7 +44,7 @@ class Parts:
         if name not in self.layouts:
             yield tuple(slice(0, at.stop - at.start) for at in block), block
             return
-        pieces = self.layouts[name].pieces(self.mesh.rank)
+        pieces = self.layouts[name].pieces(self.mesh.here)
         taken = [held.take(at.start, at.stop) for held, at in zip(pieces, block, strict=True)]
         runs = [list(zip(p.starts.tolist(), p.lengths.tolist(), strict=True)) for p in taken]
         begins = [list(accumulate((n for _, n in dim), initial=0)) for dim in runs]

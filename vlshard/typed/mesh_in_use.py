@@ -43,7 +43,7 @@ def use_mesh(mesh: MeshShape, rank: int | None = None, /, **packings: Packing) -
     """
     if rank is None and not isinstance(mesh, Mesh):
         raise PlanError("a MeshShape has no ranks running: say whose part is checked")
-    place = mesh.rank if rank is None and isinstance(mesh, Mesh) else rank or 0
+    place = mesh.here if rank is None and isinstance(mesh, Mesh) else rank or 0
     mesh.coords(place)
     token = _in_use.set(MeshInUse(mesh, place, packings))
     try:

@@ -183,7 +183,8 @@ def test_device_mesh_stores_what_it_names(ranks):
             "  mesh: dp=2 cp=2\n  fix: (dp cp)",
             "parameters are neither cut nor whole over dp\n  mesh: dp=2 cp=2",
             "a mesh axis is named twice: cp dp cp\n  mesh: dp=2 cp=2",
-            "the mesh has 3 ranks, the world 4\n  mesh: dp=3",
+            "the mesh has 3 ranks, the world 4\n  mesh: dp=3\n"
+            "  fix: Mesh(dp=3, ranks=[...]) for 3 of the ranks, or MeshShape(dp=3) for sizes only",
         ]
 
 
