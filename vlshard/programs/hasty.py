@@ -2,15 +2,16 @@
 
 Programs are gone on with in the order of what they are hoped to come to: what they have sent, what
 is to come at least, and something for each thing that has still to be undone or made. First the
-best few of each length only; then all that may be better than what that gave.
+best of each length only, then the best few; then all that may be better than what that gave.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from vlshard.programs.dim_space import Kind
 from vlshard.programs.program_space import Change, Node, ProgramSpace, StepKind
 from vlshard.programs.search import Budget, Path
-from vlshard.programs.states import Cuts
+from vlshard.programs.states import Axes, Cut, Cuts, used_axes
 
 # How many programs of each length are gone on with at first.
 WIDTH = 12
@@ -21,26 +22,28 @@ Entry = tuple[int, int, Path, bool]
 
 
 def good_path(space: ProgramSpace, budget: Budget) -> Path:
-    """A good program, at worst the one that undoes all cuts and makes new ones.
+    """A good program, at worst one of two that need no search.
 
     Args:
       space: where to look.
       budget: how much may be looked at; the most of it is used up.
     """
-    few = Budget(budget.states // 3, budget.steps // 3)
-    best = _best_few(space, few, plain_path(space))
-    return _any(space, Budget(budget.states - few.states, budget.steps - few.steps), best)
+    paths = [plain_path(space), *([moved] if (moved := moving_path(space)) else [])]
+    best, part = min(paths, key=lambda path: path.sent), budget.steps // 3
+    for width, steps in ((1, part), (WIDTH, part)):
+        best = _best_few(space, Budget(budget.states, steps), best, width)
+    return _any(space, Budget(budget.states, 2 * part), best)
 
 
-def _best_few(space: ProgramSpace, budget: Budget, best: Path) -> Path:
-    """The best program, if only the best few of each length are gone on with."""
+def _best_few(space: ProgramSpace, budget: Budget, best: Path, width: int) -> Path:
+    """The best program, if only the most hopeful few of each length are gone on with."""
     level = [Path(None, None, space.start, 0, 0)]
     seen: dict[Node, int] = {}
     while level and budget.left:
         heap = [made for path in level for made in _longer(space, path, budget)]
         heapq.heapify(heap)
         level: list[Path] = []
-        while heap and len(level) < WIDTH:
+        while heap and len(level) < width:
             path = _next(space, heap, budget, seen, best)
             if path and path.node == space.goal:
                 best = path
@@ -130,6 +133,88 @@ def plain_path(space: ProgramSpace) -> Path:
                 after = (*path.node[:i], dim.number(cuts), *path.node[i + 1 :])
                 path = _taken(space, path, StepKind.SLICE, after)
     return path
+
+
+def moving_path(space: ProgramSpace) -> Path | None:
+    """The program that moves each axis to where it belongs, and then puts each dim in order.
+
+    Before axes leave a dim, an exchange brings them to its end; what belongs nowhere is gathered.
+
+    Returns: the program; None if a dim is packed, which takes no cuts but its own.
+    """
+    if any(dim.rules.kind is Kind.PACKED for dim in space.dims):
+        return None
+    goals = [used_axes(dim.cuts(n)) for dim, n in zip(space.dims, space.goal, strict=False)]
+    home = {axis: i for i, axes in enumerate(goals) for axis in axes}
+    path = Path(None, None, space.start, 0, 0)
+    nowhere = sum(bit for axis, bit in space.bits.items() if axis not in home)
+    if summed := path.node[-1] & nowhere:
+        after = (*path.node[:-1], path.node[-1] & ~summed)
+        path = _made(space, path, StepKind.ALL_REDUCE, (), space.named(summed), after)
+    for i, axes in enumerate(goals):
+        for kind in (StepKind.REDUCE_SCATTER, StepKind.SLICE):
+            used = path.node[-1] if kind is StepKind.REDUCE_SCATTER else space.free(path.node)
+            some = tuple(axis for axis in axes if space.bits.get(axis, 0) & used)
+            if some:
+                after = _appended(space, path.node, i, some)
+                if kind is StepKind.REDUCE_SCATTER:
+                    mask = sum(space.bits[axis] for axis in some)
+                    after = (*after[:-1], after[-1] & ~mask)
+                path = _made(space, path, kind, (i,), some, after)
+    for i in range(len(space.dims)):
+        path = _sent_off(space, path, i, home)
+    for i, dim in enumerate(space.dims):
+        path = _exchanged(space, path, i, dim.cuts(space.goal[i]))
+    return path
+
+
+def _sent_off(space: ProgramSpace, path: Path, i: int, home: Mapping[str, int]) -> Path:
+    """A path that goes on with the axes leaving a dim that belong on others, or nowhere."""
+    dim = space.dims[i]
+    own = used_axes(dim.cuts(path.node[i]))
+    groups = {axis: home.get(axis, -1) for axis in own if home.get(axis, -1) != i}
+    if not groups:
+        return path
+    stay = [axis for axis in own if axis not in groups]
+    to = sorted(dict.fromkeys(groups.values()))
+    runs = [tuple(axis for axis in own if groups.get(axis) == j) for j in to]
+    order = [*stay, *(axis for run in runs for axis in run)]
+    kept = [cut for cut in dim.cuts(path.node[i]) if not any(a in space.bits for a in cut.axes)]
+    moved = [Cut((), (axis,)) for axis in order if axis in space.bits]
+    path = _exchanged(space, path, i, (*kept, *moved))
+    for j, run in reversed([*zip(to, runs, strict=True)]):
+        left = dim.cuts(path.node[i])[: -len(run)]
+        less = (*path.node[:i], dim.number(left), *path.node[i + 1 :])
+        if j < 0:
+            path = _made(space, path, StepKind.ALL_GATHER, (i,), run, less)
+        else:
+            after = _appended(space, less, j, run)
+            path = _made(space, path, StepKind.ALL_TO_ALL, (i, j), run, after)
+    return path
+
+
+def _appended(space: ProgramSpace, node: Node, i: int, axes: Axes) -> Node:
+    """A state with a dim cut by more axes in contiguous blocks."""
+    cuts = (*space.dims[i].cuts(node[i]), *(Cut((), (axis,)) for axis in axes))
+    return (*node[:i], space.dims[i].number(cuts), *node[i + 1 :])
+
+
+def _exchanged(space: ProgramSpace, path: Path, i: int, cuts: Cuts) -> Path:
+    """A path with an exchange more that gives a dim its cuts, if it has others."""
+    if space.dims[i].cuts(path.node[i]) == cuts:
+        return path
+    after = (*path.node[:i], space.dims[i].number(cuts), *path.node[i + 1 :])
+    axes = space.exchange_axes(path.node, after, i)
+    change = Change(StepKind.EXCHANGE, axes, (i,), after, 0)
+    return _with(path, change, *space.counted(path.node, after, i))
+
+
+def _made(
+    space: ProgramSpace, path: Path, kind: StepKind, dims: tuple[int, ...], axes: Axes, after: Node
+) -> Path:
+    """A path with one step more over some axes."""
+    cost = space.cost(kind, path.node, sum(space.bits[axis] for axis in axes))
+    return _with(path, Change(kind, axes, dims, after, 0), cost, cost * space.ranks)
 
 
 def _starts(cuts: Cuts) -> Iterator[Cuts]:

@@ -114,6 +114,7 @@ class ProgramSpace:
       ranks: ranks of all axes that the sides name, but for those pending on both.
       dims: the cuts that each dim may have.
       axes: those that may move.
+      bits: a bit for each of them.
       unit: what the whole tensor counts.
       parts: the parts of the mesh and their ranks.
     """
@@ -139,7 +140,7 @@ class ProgramSpace:
         self._texts: dict[Axes, str] = {}
         self._play = tuple(axis for axis in mesh.parts if axis in named)
         self.axes = tuple(axis for axis in self._play if axis not in staying)
-        self._bits = {axis: 1 << i for i, axis in enumerate(self.axes)}
+        self.bits = {axis: 1 << i for i, axis in enumerate(self.axes)}
         self._left = dst.pending
         self._spans: dict[int, int] = {0: 1}
         self._rests: dict[Node, tuple[int, int]] = {}
@@ -178,11 +179,11 @@ class ProgramSpace:
     def _node(self, state: State) -> Node:
         """A state in numbers."""
         numbers = [space.number(cuts) for space, cuts in zip(self.dims, state.dims, strict=True)]
-        return (*numbers, sum(self._bits.get(axis, 0) for axis in state.pending))
+        return (*numbers, sum(self.bits.get(axis, 0) for axis in state.pending))
 
     def state(self, node: Node) -> State:
         """The state of a node."""
-        pending = {*self._left, *self._named(node[-1])}
+        pending = {*self._left, *self.named(node[-1])}
         dims = tuple(space.cuts(n) for space, n in zip(self.dims, node, strict=False))
         return State(dims, tuple(axis for axis in self.parts if axis in pending))
 
@@ -190,15 +191,15 @@ class ProgramSpace:
         """The movable axes that cut each dim, as bits."""
         return [space.mask(n) for space, n in zip(self.dims, node, strict=False)]
 
-    def _named(self, mask: int) -> Axes:
+    def named(self, mask: int) -> Axes:
         """The axes of bits, in mesh order."""
-        return tuple(axis for axis in self.axes if self._bits[axis] & mask)
+        return tuple(axis for axis in self.axes if self.bits[axis] & mask)
 
     def _span(self, mask: int) -> int:
         """Ranks of axes given as bits."""
         found = self._spans.get(mask)
         if found is None:
-            found = self._spans[mask] = prod(self.parts[axis] for axis in self._named(mask))
+            found = self._spans[mask] = prod(self.parts[axis] for axis in self.named(mask))
         return found
 
     def _share(self, mask: int) -> int:
@@ -207,9 +208,9 @@ class ProgramSpace:
 
     def _grouped(self, joins: Sequence[Axes]) -> tuple[int, ...]:
         """The sets of axes that one step may be over, as bits."""
-        every = sum(self._bits.values())
-        joined = [sum(self._bits[axis] for axis in some) for some in joins]
-        return tuple(dict.fromkeys([*self._bits.values(), *joined, every]))
+        every = sum(self.bits.values())
+        joined = [sum(self.bits[axis] for axis in some) for some in joins]
+        return tuple(dict.fromkeys([*self.bits.values(), *joined, every]))
 
     def _subsets(self, mask: int) -> Iterator[int]:
         """The sets of some axes that one step may be over, as bits."""
@@ -234,6 +235,22 @@ class ProgramSpace:
         labels = [self._known[i].label for i in change.dims]
         return (*labels, over, *(self.dims[i].text(change.after[i]) for i in change.dims))
 
+    def free(self, node: Node) -> int:
+        """The axes that nothing uses, as bits."""
+        return sum(self.bits.values()) & ~sum(self._masks(node)) & ~node[-1]
+
+    def cost(self, kind: StepKind, before: Node, mask: int) -> int:
+        """What a step over some axes, as bits, costs; no exchange."""
+        share, ranks = self._share(sum(self._masks(before))), self._span(mask)
+        once = share - share // ranks
+        return {
+            StepKind.ALL_GATHER: (ranks - 1) * share,
+            StepKind.REDUCE_SCATTER: once,
+            StepKind.ALL_TO_ALL: once,
+            StepKind.SLICE: 0,
+            StepKind.ALL_REDUCE: 2 * once,
+        }[kind]
+
     def exchange_axes(self, before: Node, after: Node, i: int) -> Axes:
         """The axes of the cuts that an exchange changes: not those that both begin with."""
         have, want = (self.dims[i].cuts(node[i]) for node in (before, after))
@@ -247,7 +264,7 @@ class ProgramSpace:
         """All steps from a state but exchanges."""
         masks, pending = self._masks(node), node[-1]
         used = sum(masks)
-        share, free = self._share(used), sum(self._bits.values()) & ~used & ~pending
+        share, free = self._share(used), sum(self.bits.values()) & ~used & ~pending
         targets = self._targets(node)
         landings = [(i, node[:i], node[i], node[i + 1 :], self.dims[i]) for i in targets]
         for i, mask in enumerate(masks):
@@ -272,12 +289,12 @@ class ProgramSpace:
                 for axes, number in space.landed(own, some):
                     after = (*node[:i], number, *node[i + 1 : -1], summed)
                     yield Change(1, axes, (i,), after, cost)
-            yield Change(4, self._named(some), (), (*node[:-1], summed), 2 * cost)
+            yield Change(4, self.named(some), (), (*node[:-1], summed), 2 * cost)
 
     def exchangeable(self, node: Node) -> list[int]:
         """The dims whose cuts an exchange may change."""
         masks = self._masks(node)
-        free = sum(self._bits.values()) & ~sum(masks) & ~node[-1]
+        free = sum(self.bits.values()) & ~sum(masks) & ~node[-1]
         found: list[int] = []
         for i, space in enumerate(self.dims):
             if masks[i] and (space.rules.kind is not Kind.PLAIN or space.rules.orders):
@@ -290,7 +307,7 @@ class ProgramSpace:
         """The exchanges of a dim; what each costs at least."""
         masks = self._masks(node)
         used, space = sum(masks), self.dims[i]
-        free = sum(self._bits.values()) & ~used & ~node[-1]
+        free = sum(self.bits.values()) & ~used & ~node[-1]
         for number in space.exchanged(node[i], free):
             after, mask = _put(node, i, number), space.mask(number)
             gained = self._share(used - masks[i] + mask) - self._share(used | mask)
@@ -372,7 +389,7 @@ class ProgramSpace:
         if same in (len(have), len(want)):
             return Overlap(most, most, 0)
         old, new = {*used_axes(have[same:])}, {*used_axes(want[same:])}
-        bits = sum(self._bits.get(axis, 0) for axis in old | new)
+        bits = sum(self.bits.get(axis, 0) for axis in old | new)
         group = prod(self.parts[axis] for axis in {*used_axes(have), *used_axes(want)})
         # As if ranks that share axes had just what they want, where it takes long to count.
         mean = whole // group

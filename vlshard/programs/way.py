@@ -20,8 +20,10 @@ from vlshard.programs.states import Axes, State, apart, used_axes
 
 # States that a search may expand, and steps that it may look at.
 STATES, STEPS = 4_000, 48_000
-# With more axes that sides name the narrow rules come first.
-FEW = 3
+# With no more movable axes all is searched at once, with no more after a search by narrow rules.
+FEW, SOME = 3, 5
+# Dims and movable axes together up to which the budget is not made smaller.
+LIGHT = 8
 
 
 class Leg(NamedTuple):
@@ -69,17 +71,19 @@ def _searched(
 ) -> tuple[ProgramSpace, Path, bool]:
     """The best path, in which space, and whether it is proven."""
     space = ProgramSpace(dims, src, dst, mesh, narrow=False)
-    least = space.rest(space.start)[0]
-    if len(space.axes) <= FEW:
-        found = Search(space, Budget(STATES, STEPS)).run()
+    least, axes = space.rest(space.start)[0], len(space.axes)
+    # Steps take longer to look at where there is more to look at.
+    steps = STEPS * LIGHT // max(LIGHT, len(dims) + axes)
+    if axes <= FEW:
+        found = Search(space, Budget(STATES, steps)).run()
         if found.path and found.path.sent <= found.least:
             return space, found.path, True
     small = ProgramSpace(dims, src, dst, mesh, narrow=True)
-    path = Search(small, Budget(STATES, STEPS // 3)).run().path
-    path = path or good_path(small, Budget(STATES, STEPS))
-    if path.sent <= least:
-        return small, path, True
-    found = Search(space, Budget(STATES, STEPS // 3), path.sent).run()
+    path = Search(small, Budget(STATES, steps // 3)).run().path
+    path = path or good_path(small, Budget(STATES, steps))
+    if path.sent <= least or axes > SOME:
+        return small, path, path.sent <= least
+    found = Search(space, Budget(STATES, steps // 3), path.sent).run()
     if found.path and found.path.sent < path.sent:
         return space, found.path, found.path.sent <= found.least
     return small, path, found.least >= path.sent
