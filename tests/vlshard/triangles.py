@@ -31,7 +31,9 @@ def specs_of(mesh, number, seed=0):
         plain = [s for s in every if not any(c.order for d in s.dims for c in d.cuts)]
         rng = random.Random(f"{seed} {kinds} {mesh}")
         share = number // len(KINDS)
-        found.append(rng.sample(plain, share // 2) + rng.sample(every, share - share // 2))
+        some = rng.sample(plain, min(share // 2, len(plain)))
+        rest = [spec for spec in every if spec not in some]
+        found.append(some + rng.sample(rest, min(share - len(some), len(rest))))
     return found
 
 
