@@ -26,6 +26,7 @@ test: setup
 
 parity: setup
 	$(BIN)/python -m tests.dist.long_parity
+	$(BIN)/python -m tests.simulate --shipped --drawn 200
 	$(BIN)/python -m pytest --all-pairs $(addprefix tests/dist/test_,programs.py attention_modes.py plan_mixes.py mode_layouts.py)
 	$(BIN)/python -m tests.vlshard.exhaustive
 	$(BIN)/python -m tests.vlshard.triangles --each 60
@@ -40,6 +41,7 @@ lint: setup
 bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_language
 	$(BIN)/python -m tests.benchmarks.bench_planner
+	$(BIN)/python -m tests.benchmarks.bench_scale
 	$(BIN)/python -m tests.benchmarks.seed_table
 	$(BIN)/python -m tests.benchmarks.seed_table --shapes small --losses 100
 	$(BIN)/python -m tests.benchmarks.peers_table

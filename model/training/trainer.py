@@ -11,6 +11,7 @@ from torch import nn
 
 from model.data import Batch, ModelInputs
 from model.training.interruption import SIGNALS
+from model.training.job import DTYPES
 from model.training.settings import Settings
 from vlshard import BoundPlan
 from vlshard.comm import AgreedError, agree
@@ -119,6 +120,7 @@ class Trainer:
         """Add up gradients over micro-batches; the loss is summed over ranks apart from them."""
         total = torch.zeros((), device=self._device)
         for part in batch.parts:
+            part.at.send_ahead(self._device, DTYPES[self._settings.dtype])
             loss = self.model(to_device(part.inputs, self._device), part.at)
             total += loss.detach()
             if loss.requires_grad:

@@ -10,14 +10,25 @@ import argparse
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
 
 from model.config.config import Config
 from tests.tiny import tiny_raw
-from vlshard import Mesh, MeshShape, Packing, Plan, fsdp, gather, replicate, transition, ulysses
+from vlshard import (
+    Mesh,
+    MeshShape,
+    Packing,
+    Plan,
+    fsdp,
+    gather,
+    layout,
+    replicate,
+    transition,
+    ulysses,
+)
 from vlshard.plan import FactTable, SampleFacts, StepHeader, Told, make_headers, merge_told
 
 RELEASED = {
@@ -40,6 +51,8 @@ PATCHES = {
 }
 TOKENS = {"padded": "b@dp.home s@cp.zigzag m", "packed": "(smp@dp.home s@cp.zigzag) m"}
 OVER_ALL = "(img@(dp cp).balance s) c"
+# Inside a data rank's group, inside each part of a split data axis, over all.
+DEALT = ("(img@dp.home@cp.balance s) c", "(img@dp.0.home@(dp.1 cp).balance s) c", OVER_ALL)
 DRAWS, SEEDS = 3, count()
 MB = 2**20
 # Most seconds of a step: where frames stay with their data rank, and where they are dealt over all.
@@ -134,6 +147,26 @@ def steps(world: int, config: Config) -> bool:
     return fine
 
 
+def balance(worlds: Sequence[int], config: Config) -> None:
+    """Table of the busiest rank's work over the mean, by how far frames may go."""
+    print(
+        "\nthe busiest rank's work over the mean, frames dealt inside 8 ranks, inside 64, over all"
+    )
+    for images in (16, 64):
+        for world in worlds:
+            draw = np.random.default_rng(world + images)
+            data = world // CP
+            sides = 2 * draw.integers(8, 40, size=data * images)
+            home = np.repeat(np.arange(data), images)
+            pack = Packing(
+                (sides * sides).tolist(), 4, home.tolist(), config.patch_cost, homes=data
+            )
+            mesh = MeshShape(dp=(world // 64, 64 // CP), cp=CP)
+            uneven = [layout(w, mesh, img=pack, c=1).imbalance(by="cost") for w in DEALT]
+            cells = "".join(f"{each:8.3f}" for each in uneven)
+            print(f"{images:4} images a reading rank, {world:5,} ranks{cells}", flush=True)
+
+
 def once(world: int, config: Config) -> bool:
     """Time to bind a plan and to describe a deal and a program."""
     plan = plan_of(OVER_ALL, TOKENS["padded"], world)
@@ -162,6 +195,7 @@ def main() -> int:
     config = Config.from_dict(tiny_raw(text={"hidden_size": 2048}, vision=RELEASED))
     fine = [header_row(), *(once(world, config) for world in worlds)]
     fine += [steps(world, config) for world in worlds]
+    balance([world for world in worlds if 64 <= world <= 4096], config)
     return 0 if all(fine) else 1
 
 

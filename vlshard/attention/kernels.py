@@ -72,6 +72,11 @@ def device_kernel(device: str, dtype: torch.dtype) -> Kernel:
     return Kernel("scaled_dot_product_attention", segmented_attention)
 
 
+def takes_all_runs(device: str, dtype: torch.dtype) -> bool:
+    """Whether a device's kernel takes all runs in one call."""
+    return device in ("cuda", "npu") and dtype in HALVES
+
+
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, runs: Runs) -> Tensor:
     """CUDA: one call for all runs; not run on hardware yet.
 

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 
 from vlshard.attention.blocks import Part, block_attention, block_gradients, merge
 from vlshard.attention.runs import Windows
-from vlshard.comm import HALVES, Flight, refuse_second_derivative, transport
+from vlshard.comm import HALVES, Flight, Index, refuse_second_derivative, transport
 
 Block = Float[Tensor, "2 k kv d"]
 
@@ -65,6 +65,12 @@ class RingPlan:
     def size(self) -> int:
         """Members of the ring."""
         return len(self.rows)
+
+    @property
+    def indices(self) -> list[Index]:
+        """What attention to the blocks, and its backward, index tensors by."""
+        pairs = [pair for step in self.pairs for pair in step]
+        return [window.as_index for pair in pairs for window in (pair.q, pair.k)]
 
     def owner(self, step: int) -> int:
         """Whose block this rank has in a step."""

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
+from vlshard.comm import Index
 from vlshard.language import IntArray
 
 
@@ -37,9 +38,12 @@ class Windows:
 
     def index(self, device: torch.device) -> Int[Tensor, " n"]:
         """The rows as a tensor on the device, sent there once."""
-        if device not in self._on_device:
-            self._on_device[device] = torch.from_numpy(self.rows).to(device)
-        return self._on_device[device]
+        return self.as_index.on(device)
+
+    @property
+    def as_index(self) -> Index:
+        """The rows, and their copies on devices."""
+        return Index(self.rows, self._on_device)
 
     def take(self, x: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "b l ..."]:
         """The rows of all windows: a view where the windows lie side by side, else a copy."""
@@ -138,6 +142,17 @@ class Runs:
     def k_ends(self) -> Windows:
         """0, and where each run of packed keys ends."""
         return Windows(np.cumsum([0, *self.k_lengths]), 1)
+
+    def indices(self, packed: bool) -> list[Index]:
+        """What attention to the runs indexes tensors by.
+
+        Args:
+          packed: whether a kernel takes all runs in one call; else those of a shape go together.
+        """
+        if packed:
+            return [x.as_index for x in (self.packed_keys, self.q_ends, self.k_ends)]
+        windows = [w for batch in self.batches for w in batch if not w.joined]
+        return [x.as_index for x in (*windows, *([self.restore] if self.restore else []))]
 
     @property
     def pairs(self) -> int:

@@ -5,15 +5,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from vlshard.attention.kernels import Kernel, attend_runs
+from vlshard.attention.kernels import Kernel, attend_runs, takes_all_runs
 from vlshard.attention.modes import Heads, Mode, Ways
 from vlshard.attention.ring_attention import RingPlan, ring_attention
 from vlshard.attention.ring_plan import plan_ring
 from vlshard.attention.runs import Runs
 from vlshard.attention.segments import seen_rows, segment_runs
-from vlshard.comm import Mesh, RowMove, row_move
+from vlshard.comm import Index, Mesh, RowMove, row_move
 from vlshard.language import IntArray, Layout, cutting_axes, ranges
 from vlshard.programs import Moves, Peers, grouped
 
@@ -106,6 +107,18 @@ class Schedule:
             out = attend_runs(q, k, v, self.attended, self.kernel)
         out = self.back(out)
         return out.reshape(*self.lead, *out.shape[1:])
+
+    def indices(self, device: str, dtype: torch.dtype) -> list[Index]:
+        """What the moves and attention index tensors by.
+
+        Args:
+          device: kind of the device.
+          dtype: of queries and keys.
+        """
+        moved = [index for move in (self.q, self.kv, self.back) for index in move.indices]
+        if isinstance(self.attended, RingPlan):
+            return moved + self.attended.indices
+        return moved + self.attended.indices(takes_all_runs(device, dtype))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from vlshard.comm.agreement import (
     raise_any,
     together,
 )
+from vlshard.comm.ahead import Index, send_ahead
 from vlshard.comm.bridges import from_dtensor, mesh_of, to_dtensor
 from vlshard.comm.collectives import HALVES
 from vlshard.comm.compare_calls import compare_calls
@@ -40,6 +41,7 @@ __all__ = [
     "AgreedError",
     "Flight",
     "Group",
+    "Index",
     "Lowered",
     "Mesh",
     "Pending",
@@ -61,6 +63,7 @@ __all__ = [
     "reshard",
     "row_move",
     "running_mesh",
+    "send_ahead",
     "start",
     "to_dtensor",
     "together",

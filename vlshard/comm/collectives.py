@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from vlshard.comm import transport
+from vlshard.comm.ahead import Index
 from vlshard.comm.transport import Flight, Landing
 from vlshard.language import LayoutError
 from vlshard.programs import Even, Moves, Positions
@@ -297,8 +298,15 @@ def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor
 
 def _index(positions: Positions, member: int, device: torch.device) -> Tensor:
     """One member's positions as a tensor, kept for the next time."""
-    key = (member, device)
-    if key not in positions.copies:
-        rows = np.ascontiguousarray(positions.rows[member], dtype=np.int64)
-        positions.copies[key] = torch.from_numpy(rows).to(device)
-    return positions.copies[key]
+    return Index(positions.rows[member], positions.copies.setdefault(member, {})).on(device)
+
+
+def indices_of(moves: Moves) -> list[Index]:
+    """What carrying moves out, and back, indexes tensors by."""
+    return [
+        Index(side.rows[member], side.copies.setdefault(member, {}))
+        for side in (moves.outgoing, moves.incoming)
+        if not (side.ordered or side.everywhere)
+        for member, start in side.starts.items()
+        if start is None
+    ]

@@ -10,7 +10,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from vlshard.comm.collectives import all_reduce, move_rows
+from vlshard.comm.ahead import Index
+from vlshard.comm.collectives import all_reduce, indices_of, move_rows
 from vlshard.comm.compare_calls import watch_of
 from vlshard.comm.graph_break import untraced
 from vlshard.comm.mesh import Mesh
@@ -55,6 +56,12 @@ class Lowered:
         """The call itself, for those whom Dynamo does not look into either."""
         self.check(x.shape)
         return run_stages(x, self.stages)
+
+    @property
+    def indices(self) -> list[Index]:
+        """What the steps, and the way back, index tensors by."""
+        moves = [part.moves for part, _ in self.stages if part.moves is not None]
+        return [index for one in moves for index in indices_of(one)]
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from vlshard.comm.collectives import exchange_rows
+from vlshard.comm.ahead import Index
+from vlshard.comm.collectives import exchange_rows, indices_of
 from vlshard.comm.flight import start_rows
 from vlshard.comm.mesh import Mesh
 from vlshard.comm.pending import Pending
@@ -45,6 +46,11 @@ class RowMove:
         if self.moves is None:
             return Pending.here(x)
         return start_rows(self._cut(x), (0, 0), self.moves, self.group).then(self._join)
+
+    @property
+    def indices(self) -> list[Index]:
+        """What the move, and the way back, index tensors by."""
+        return [] if self.moves is None else indices_of(self.moves)
 
     def _cut(self, x: Tensor) -> Tensor:
         """One row per block of heads."""

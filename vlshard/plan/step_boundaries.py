@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vlshard.attention import Schedule
-from vlshard.comm import Pending, RowMove, untraced
+from vlshard.comm import Pending, RowMove, send_ahead, untraced
 from vlshard.plan.doors import Door
 from vlshard.plan.header import Share
 
@@ -29,6 +30,20 @@ class StepBoundaries:
         self._schedules = schedules
         self._merged = merged
         self._doors = doors
+
+    def send_ahead(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Send what tensors of this micro-batch will be indexed by to a device, in one copy.
+
+        Args:
+          device: where the ranks compute; nothing is sent to the CPU.
+          dtype: of activations.
+        """
+        if device.type == "cpu":
+            return
+        schedules, doors = self._schedules.values(), self._doors.values()
+        indices = [i for one in schedules for i in one.indices(device.type, dtype)]
+        indices += [i for door in doors for way in (door.into, door.out) for i in way.indices]
+        send_ahead([*self._merged.indices, *indices], device)
 
     @untraced
     def start(self, name: str, x: Tensor) -> Pending:

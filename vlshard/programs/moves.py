@@ -27,12 +27,12 @@ class Positions:
     Attributes:
       rows: by group member, the positions of its rows; only members that have some, increasing.
       size: rows along the dim.
-      copies: room for those who carry positions out to keep them on a device.
+      copies: by member, room for those who carry positions out to keep them on devices.
     """
 
     rows: Rows
     size: int
-    copies: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
+    copies: dict[int, dict[Any, Any]] = field(default_factory=dict[int, dict[Any, Any]], repr=False)
 
     @cached_property
     def joined(self) -> IntArray:

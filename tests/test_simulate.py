@@ -1,0 +1,54 @@
+"""Steps of many ranks in one process; ``make parity`` goes through all plans and drawn ones."""
+
+import numpy as np
+import pytest
+
+from tests.simulate import FAR, config_of, draw_plan, planned, simulated, text_places
+from tests.simulate import handed_off as hand_off_of
+from vlshard import Mesh, Plan, gather, hybrid, load_plan, replicate, ring, ulysses
+
+SPLIT = Mesh(dp=2, cp=(2, 4))
+PLANS = [
+    ("(img@dp.home s@cp) c", "b@dp.home s@cp.zigzag m", ulysses("cp"), gather("cp")),
+    ("(img@(dp cp).balance s) c", "(smp@dp.home s)@cp m", None, ring("cp")),
+    (
+        "(img@dp.home s)@cp c",
+        "(smp@dp.home s@cp.zigzag) m",
+        hybrid(ulysses="cp.1", ring="cp.0"),
+        hybrid(ulysses="cp.1", gather="cp.0"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("patches", "tokens", "vision", "text"), PLANS)
+def test_every_send_meets_its_receive_and_results_are_the_whole(patches, tokens, vision, text):
+    modes = {"vision": vision, "text": text}
+    plan = Plan(
+        SPLIT,
+        {"**": replicate()},
+        {"vision.patches": patches, "text.tokens": tokens},
+        {site: mode for site, mode in modes.items() if mode},
+    )
+    gap, messages = simulated(plan, config_of(), 16)
+    assert gap < FAR and messages > 0
+
+
+def test_a_shipped_plan_of_many_ranks():
+    gap, messages = simulated(load_plan("plans/vision_dealt.py", 64), config_of(), 64)
+    assert gap < FAR and messages > 0
+
+
+def test_a_message_that_nobody_awaits_is_found():
+    config = config_of()
+    step = planned(load_plan("plans/vision_dealt.py", 16), config, 16, seed=0)
+    rows, _, places = text_places(step)
+    assert hand_off_of(step, rows, places)[0] == 0
+    moves = next(at._merged.moves for at in step.ranks if at._merged.moves.rows_received)
+    sender = next(k for k in moves.receive if k != moves.me)
+    moves.receive[sender] = np.empty(0, np.int64)
+    with pytest.raises(AssertionError):
+        hand_off_of(step, rows, places)
+
+
+def test_drawn_plans_are_the_same_each_time():
+    assert draw_plan(3) == draw_plan(3) and 16 <= draw_plan(3).mesh.size <= 1024
