@@ -187,7 +187,9 @@ def move_rows(
       moves that are not local get no group.
     """
     trip = swap(x, dims, moves, group)
-    return x if trip is None else travel(x, trip)
+    if trip is None:
+        return x.detach() if x.requires_grad and not torch.is_grad_enabled() else x
+    return travel(x, trip)
 
 
 def swap(x: Tensor, dims: tuple[int, int], moves: Moves, group: ProcessGroup | None) -> Swap | None:
