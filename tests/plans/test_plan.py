@@ -143,20 +143,6 @@ def test_a_sum_that_is_pending_at_a_boundary_is_pointed_at():
     )
 
 
-# What is not there yet, each refused by name: the whole list of plan settings.
-NOT_YET = {
-    "splits": (make(splits={"**.q_proj.weight": "(h@tp d) m"}), "splits of parameters"),
-}
-
-
-@pytest.mark.parametrize("name", NOT_YET)
-def test_what_is_not_there_yet_is_refused_by_name(name):
-    plan, what = NOT_YET[name]
-    message = fault(plan)
-    assert what in message
-    assert "available yet" in message
-
-
 REFUSED = {
     "pattern of no use": (
         make(params={"model.vision.**": replicate(), "**": fsdp("dp cp")}),

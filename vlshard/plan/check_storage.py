@@ -109,10 +109,12 @@ def unit_storages(
       params: a plan's, without faults.
       mesh: the ranks.
       config: the model's config.
-    Returns: one storage a unit, children before parents.
+    Returns: one storage a unit, children before parents; a unit without parameters, as a root may
+      be, has the one of the last pattern.
     """
     names = config.parameter_shapes()
     units = config.units()
     chosen = storage_patterns(params, names)
     first = {unit_of(name, units): chosen[name] for name in reversed(list(names))}
-    return {unit: params[first[unit]].on(mesh) for unit in units}
+    last = list(params)[-1]
+    return {unit: params[first.get(unit, last)].on(mesh) for unit in units}

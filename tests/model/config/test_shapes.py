@@ -138,6 +138,11 @@ CALLS: dict[str, Case] = {
         {"width": 4, "at": AT},
         [(1, floats(1, 8, 8)), (0, norm(8)), (2, floats(8, 2))],
     ),
+    "vision_mlp": (
+        (linear(12, 8), linear(8, 12), floats(6, 8)),
+        {"at": AT},
+        [(0, norm(8)), (2, floats(1, 6, 8)), (2, ints(6, 8))],
+    ),
     "vision_block": (
         (VISION_BLOCK, floats(8, 8), VISION_ROPE),
         {"width": 4, "at": AT},
@@ -185,9 +190,9 @@ CALLS: dict[str, Case] = {
         [(1, floats(3)), (2, floats(1)), (3, floats(8, 8)), (4, floats(2, 4, 2))],
     ),
     "mlp": (
-        (MlpParams(floats(12, 8), floats(12, 8), floats(8, 12)), floats(6, 8)),
-        {},
-        [(0, MOE), (1, ints(6, 8))],
+        (MlpParams(floats(12, 8), floats(12, 8), floats(8, 12)), floats(2, 3, 8)),
+        {"at": AT},
+        [(0, MOE), (1, floats(6, 8)), (1, ints(2, 3, 8))],
     ),
     "sparse_mlp": (
         (MOE, floats(2, 4, 8), torch.arange(7)),
