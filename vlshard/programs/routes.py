@@ -6,7 +6,7 @@ from typing import assert_never
 
 import numpy as np
 
-from vlshard.language import BoundDim, IntArray, Layout
+from vlshard.language import BoundDim, IntArray, Layout, Packed, Plain, counts, kept
 from vlshard.programs.moves import Even, Moves
 from vlshard.programs.peers import Peers, grouped, plan_moves
 from vlshard.programs.steps import (
@@ -59,7 +59,8 @@ def route(step: Step, src: Layout, dst: Layout, rank: int) -> Route:
             back = _along(_find(src, dim), src.mesh.read(axis), dst, src, rank, local=local)
             return Route(back.axes, back.dims, back.moves.reverse if back.moves else None)
         case Exchange(axes, dim):
-            return _along(_find(src, dim), axes, src, dst, rank)
+            at = _find(src, dim)
+            return _along(at, axes, src, dst, rank, local=_rows_stay(src, dst, at))
         case _:
             assert_never(step)
 
@@ -73,6 +74,20 @@ def _along(
     finders = (partial(src.holders, dim=dim), partial(dst.holders, dim=dim))
     moves = plan_moves(have, want, finders, peers, local=local)
     return Route(axes, (dim, dim), moves if local else replace(moves, even=_even(moves, peers)))
+
+
+def _rows_stay(src: Layout, dst: Layout, dim: int) -> bool:
+    """Whether every rank holds the same rows before and after, if that follows from sizes alone.
+
+    So it is where cuts are only spelled otherwise, at sizes that divide. The segments of a pack, and
+    the homes of rows, are data: such rows count as moving.
+    """
+    before, after = src.bound[dim], dst.bound[dim]
+    if isinstance(before, Packed) or (isinstance(before, Plain) and before.packing is not None):
+        return False
+    ranks = src.mesh.parts
+    held = counts(before, ranks)
+    return bool((held == counts(after, ranks)).all() and (held == kept(before, after, ranks)).all())
 
 
 def _even(moves: Moves, peers: Peers) -> Even | None:
