@@ -79,8 +79,8 @@ def _along(
 def _rows_stay(src: Layout, dst: Layout, dim: int) -> bool:
     """Whether every rank holds the same rows before and after, if that follows from sizes alone.
 
-    So it is where cuts are only spelled otherwise, at sizes that divide. The segments of a pack, and
-    the homes of rows, are data: such rows count as moving.
+    So it is where cuts are only spelled otherwise, at sizes that divide. The segments of a pack
+    and the homes of rows are data: such rows count as moving.
     """
     before, after = src.bound[dim], dst.bound[dim]
     if isinstance(before, Packed) or (isinstance(before, Plain) and before.packing is not None):
