@@ -1,9 +1,10 @@
 """Layout to layout: the steps that move a tensor, what they cost, and who sends which rows.
 
 `transition` is the door: it reads two specs as `states`, `way` has `search` find the cheapest way
-through `program_space`, whose steps are priced there and in `exchange_cost`, and `spelling` chooses
-how its cuts are written. `routes` says what a step means for one rank, as `moves`: rows by index,
-planned among its `peers`. Integers only; nothing is sent here.
+through `program_space` (steps in numbers are `changes`, what dims may be cut by `rules`), priced
+there and in `exchange_cost`; `spelling` chooses how its cuts are written. `routes` says what a
+step means for one rank, as `moves`: rows by index, planned among its `peers`. Integers only;
+nothing is sent here.
 """
 
 from vlshard.programs.moves import Even, Moves, Positions

@@ -8,8 +8,9 @@ best of each length only, then the best few; then all that may be better than wh
 import heapq
 from collections.abc import Iterator, Mapping
 
+from vlshard.programs.changes import Change, Node, StepKind
 from vlshard.programs.dim_space import Kind
-from vlshard.programs.program_space import Change, Node, ProgramSpace, StepKind
+from vlshard.programs.program_space import ProgramSpace
 from vlshard.programs.search import Budget, Path
 from vlshard.programs.states import Axes, Cut, Cuts, used_axes
 

@@ -21,72 +21,25 @@ stay; and fewer axes are joined (``dim_space`` says which).
 """
 
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from functools import lru_cache
 from math import lcm, prod
 from typing import NamedTuple
 
-from vlshard.language import Dim, MeshShape, Packing
-from vlshard.programs.dim_space import DimRules, DimSpace, Kind, frozen_cuts, limits_of
-from vlshard.programs.exchange_cost import ExchangeCost, symbolic_packing
+from vlshard.language import MeshShape
+from vlshard.programs.changes import Change, Cost, Node, StepKind
+from vlshard.programs.dim_space import Kind, frozen_cuts
+from vlshard.programs.rules import (
+    KnownDim,
+    dim_space_of,
+    exchange_cost_of,
+    joins_of,
+    pack_of,
+    rules_of,
+)
 from vlshard.programs.states import Axes, Cuts, State, used_axes
 
-Node = tuple[int, ...]
 # Up to so many ranks of the axes of an exchange it is counted at once; what that takes, and what it
 # takes with more, in steps that are only looked at.
 SMALL, COUNTED, COUNTED_LONG = 1024, 20, 400
-
-
-class StepKind(IntEnum):
-    """The kinds of steps, in the order in which they are preferred."""
-
-    ALL_GATHER = 0
-    REDUCE_SCATTER = 1
-    ALL_TO_ALL = 2
-    SLICE = 3
-    ALL_REDUCE = 4
-    EXCHANGE = 5
-
-
-class Change(NamedTuple):
-    """A step in numbers.
-
-    Attributes:
-      kind: which kind of step.
-      axes: what it is over, in the order in which they were cut, or are now.
-      dims: the dims that it changes, in the order of its class's fields.
-      after: the state that it leads to.
-      cost: what it costs; of an exchange at least.
-    """
-
-    kind: int
-    axes: Axes
-    dims: tuple[int, ...]
-    after: Node
-    cost: int
-
-
-class Cost(NamedTuple):
-    """What is sent by the rank that sends most, and by all ranks together."""
-
-    most: int
-    total: int
-
-
-class KnownDim(NamedTuple):
-    """What is known of a dim beside its cuts.
-
-    Attributes:
-      dim: its brackets, without names and splits.
-      kind: how it is made.
-      label: stands for its name, in the order of names.
-      packing: the pack, if it is given.
-    """
-
-    dim: Dim
-    kind: Kind
-    label: str
-    packing: Packing | None = None
 
 
 class Overlap(NamedTuple):
@@ -147,15 +100,15 @@ class ProgramSpace:
         self._priced: set[tuple[int, int, int]] = set()
         self.ranks = prod(mesh.parts[axis] for axis in self._play)
         self._still = prod(mesh.parts[axis] for axis in staying)
-        joins = _joins(self.axes, sides, src.pending, dst.pending) if narrow else None
+        joins = joins_of(self.axes, sides, src.pending, dst.pending) if narrow else None
         self._groups = None if joins is None else self._grouped(joins)
         ranks = tuple(mesh.parts.items())
         self.dims = [
-            _dim_space(_rules(dim, side, self.axes, ranks, joins))
+            dim_space_of(rules_of(dim, side, self.axes, ranks, joins))
             for dim, side in zip(dims, sides, strict=True)
         ]
         self._costs = [
-            _exchange_cost(dim.dim, ranks, _pack(dim, side, mesh))
+            exchange_cost_of(dim.dim, ranks, pack_of(dim, side, mesh))
             for dim, side in zip(dims, sides, strict=True)
         ]
         rows = [max(cost.rows, 1) for cost in self._costs]
@@ -440,75 +393,3 @@ def _runs_apart(have: Cuts, want: Cuts) -> int:
 def _put(node: Node, dim: int, number: int) -> Node:
     """A state with other cuts of a dim."""
     return (*node[:dim], number, *node[dim + 1 :])
-
-
-@lru_cache(maxsize=512)
-def _dim_space(rules: DimRules) -> DimSpace:
-    """The cuts of dims that are alike: programs share what was found out about them."""
-    return DimSpace(rules)
-
-
-@lru_cache(maxsize=512)
-def _exchange_cost(
-    dim: Dim, ranks: tuple[tuple[str, int], ...], packing: Packing | None
-) -> ExchangeCost:
-    """Costs of dims that are alike."""
-    return ExchangeCost(dim, dict(ranks), packing)
-
-
-def _rules(
-    dim: KnownDim,
-    sides: tuple[Cuts, Cuts],
-    axes: Axes,
-    ranks: tuple[tuple[str, int], ...],
-    joins: tuple[Axes, ...] | None,
-) -> DimRules:
-    """What cuts a dim may have between two sides."""
-    orders = {cut.order for side in sides for cut in side if cut.order}
-    homes = {
-        prod(dict(ranks)[axis] for axis in cut.axes)
-        for side in sides
-        for cut in side
-        if cut.order == "home"
-    }
-    limits = limits_of(sides, dict(ranks)) if dim.kind is Kind.FUSED else {}
-    written = sides if dim.kind is Kind.PACKED or joins is not None else ()
-    return DimRules(
-        dim.kind,
-        dim.dim,
-        tuple(sorted(orders)) if dim.kind is not Kind.PACKED else (),
-        tuple(sorted(homes)),
-        tuple(limits.items()),
-        written,
-        joins,
-        axes,
-        ranks,
-    )
-
-
-def _pack(dim: KnownDim, sides: tuple[Cuts, Cuts], mesh: MeshShape) -> Packing | None:
-    """The Packing of a packed dim; a symbolic one if none with rows is given."""
-    if dim.kind is not Kind.PACKED:
-        return None
-    given = dim.packing if dim.packing and dim.packing.rows else None
-    return given or symbolic_packing(sides, mesh.parts)
-
-
-def _joins(
-    axes: Axes, sides: Sequence[tuple[Cuts, Cuts]], before: Axes, after: Axes
-) -> tuple[Axes, ...]:
-    """The axes that one cut may be over by narrow rules: those that a side has in sequence."""
-    summed = tuple(axis for axis in before if axis not in after)
-    runs = [summed]
-    for side in sides:
-        for cuts in side:
-            runs += [cut.axes for cut in cuts if len(cut.axes) > 1]
-            for part in dict.fromkeys(cut.part for cut in cuts):
-                runs.append(used_axes([c for c in cuts if c.part == part and not c.order]))
-    found: dict[Axes, None] = {}
-    for run in runs:
-        for i in range(len(run)):
-            for k in range(i + 2, len(run) + 1):
-                if {*run[i:k]} <= {*axes}:
-                    found[run[i:k]] = None
-    return tuple(found)

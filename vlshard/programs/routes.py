@@ -83,7 +83,7 @@ def _rows_stay(src: Layout, dst: Layout, dim: int) -> bool:
     and the homes of rows are data: such rows count as moving.
     """
     before, after = src.bound[dim], dst.bound[dim]
-    if isinstance(before, Packed) or (isinstance(before, Plain) and before.packing is not None):
+    if isinstance(before, Packed) or (isinstance(before, Plain) and before.rows is not None):
         return False
     ranks = src.mesh.parts
     held = counts(before, ranks)

@@ -10,7 +10,8 @@ What is looked at is counted, never timed, so equal arguments give equal program
 import heapq
 from typing import NamedTuple
 
-from vlshard.programs.program_space import Change, Node, ProgramSpace, StepKind
+from vlshard.programs.changes import Change, Node, StepKind
+from vlshard.programs.program_space import ProgramSpace
 
 Rank = tuple[int, int, int]
 

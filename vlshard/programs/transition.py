@@ -20,9 +20,10 @@ from vlshard.language import (
     label,
     packing_of,
 )
+from vlshard.programs.changes import StepKind
 from vlshard.programs.dim_space import Kind
 from vlshard.programs.program import Program, Traffic
-from vlshard.programs.program_space import KnownDim, StepKind
+from vlshard.programs.rules import KnownDim
 from vlshard.programs.states import read_state, write_spec
 from vlshard.programs.steps import (
     AllGather,

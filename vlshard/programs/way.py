@@ -11,9 +11,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from vlshard.language import MeshShape
+from vlshard.programs.changes import StepKind
 from vlshard.programs.dim_space import Kind
 from vlshard.programs.hasty import good_path
-from vlshard.programs.program_space import KnownDim, ProgramSpace, StepKind
+from vlshard.programs.program_space import ProgramSpace
+from vlshard.programs.rules import KnownDim
 from vlshard.programs.search import Budget, Path, Search
 from vlshard.programs.spelling import Spelled, spelled
 from vlshard.programs.states import Axes, State, apart, used_axes
