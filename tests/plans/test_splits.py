@@ -98,6 +98,16 @@ def test_fewer_key_heads_than_ranks_are_offered_their_spelling(key_heads, fix):
     )
 
 
+def test_each_rank_has_some_of_a_width_that_does_not_divide():
+    # Blocks of 3, as torch.chunk cuts: 13 full ones, one of 1, none for the last two.
+    assert faults({"dp": 1, "tp": 16}, {"text.mlp": "f@tp"}) == (
+        "f of 40 over 16 ranks leaves 2 of them nothing to compute\n"
+        "  plan text.mlp: f@tp\n"
+        "                 ^^^^\n"
+        "  fix: 14 ranks at most"
+    )
+
+
 def test_a_cut_that_cannot_be_undone_alone_is_offered_apart():
     modes = {"text": gather("cp tp")}
     splits = {"text.mlp": "f@tp"}

@@ -84,8 +84,8 @@ def _check_split(
         )
         return
     sizes = {name.name: inside.sizes[name.name] for name in names}
-    layout(parsed, mesh, where=place, **sizes)
-    for name in names:
+    bound = layout(parsed, mesh, where=place, **sizes)
+    for dim, name in enumerate(names):
         ranks = mesh.span([str(axis) for cut in name.splits for axis in cut.axes])
         if sizes[name.name] % ranks and name.name != "f":
             yield PlanError(
@@ -95,6 +95,20 @@ def _check_split(
                 where=place,
                 notes=[_degrees(name, sizes[name.name], ranks)],
             )
+        elif idle := int((bound.loads(dim) == 0).sum()) * ranks // mesh.size:
+            yield PlanError(
+                f"{name.name} of {sizes[name.name]} over {ranks} ranks leaves {idle} of them "
+                "nothing to compute",
+                text=parsed.text,
+                spans=[name.span],
+                where=place,
+                notes=[f"fix: {_most(sizes[name.name], ranks)} ranks at most"],
+            )
+
+
+def _most(size: int, ranks: int) -> int:
+    """The most ranks, of so many, of which each gets some of a dim that is cut once."""
+    return next(n for n in range(ranks, 0, -1) if (n - 1) * -(-size // n) < size)
 
 
 def _degrees(dim: Name, heads: int, ranks: int) -> str:

@@ -60,7 +60,8 @@ def route(step: Step, src: Layout, dst: Layout, rank: int) -> Route:
             return Route(back.axes, back.dims, back.moves.reverse if back.moves else None)
         case Exchange(axes, dim):
             at = _find(src, dim)
-            return _along(at, axes, src, dst, rank, local=_rows_stay(src, dst, at))
+            over = src.mesh.expand(axes)
+            return _along(at, over, src, dst, rank, local=_rows_stay(src, dst, at))
         case _:
             assert_never(step)
 
