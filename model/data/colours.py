@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
 
+SIGNED = 2  # sample format of TIFF
 WHITE = (255, 255, 255, 255)
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose 32-bit pictures hold 16 bits at most
 HINT = "save it with 8 or 16 bits a channel"
@@ -19,6 +20,9 @@ def mode_fault(image: Image.Image) -> str | None:
     """Why a picture's mode has no known range, out of its header; None if it has one."""
     if image.mode == "I" and image.format not in SIXTEEN_BITS:
         return f"mode I: 32-bit integers do not say which value is white; {HINT}"
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode != "F":
+        if SIGNED in image.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, ()):
+            return f"signed integers do not say which value is black; {HINT}"
     return None
 
 

@@ -1,6 +1,7 @@
 """The image processor that a model folder names: loaded, checked, and which grids it makes."""
 
 import sys
+from math import isfinite
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,18 @@ def _is_size(value: Any) -> bool:
 def _value_fault(processor: Any) -> str | None:
     """Whether the settings make numbers that are none."""
     spread = processor.image_std if processor.do_normalize else 1.0
-    spreads = spread if isinstance(spread, list | tuple) else [spread]
-    if any(isinstance(value, Real) and value == 0 for value in spreads):
+    if any(value == 0 for value in _numbers(spread)):
         return f"the image processor divides by image_std {clipped(spread)}, expected no zero"
+    names = ["rescale_factor"] * bool(processor.do_rescale)
+    names += ["image_mean", "image_std"] * bool(processor.do_normalize)
+    for name in names:
+        values = getattr(processor, name)
+        if not all(isfinite(value) for value in _numbers(values)):
+            return f"the image processor has {name} {clipped(values)}, expected finite numbers"
     return None
+
+
+def _numbers(values: Any) -> list[Any]:
+    """The numbers of a setting that is one or several."""
+    several = list(values) if isinstance(values, list | tuple) else [values]
+    return [value for value in several if isinstance(value, Real)]

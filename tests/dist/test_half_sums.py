@@ -22,8 +22,8 @@ def ways(x, mesh):
     """The sum, whole, by reshard and in flight, and its parts put together again."""
     yield reshard(x, "s + cp -> s", mesh)
     yield start(x, "s + cp -> s", mesh).wait()
-    yield reshard(reshard(x, "s + cp -> s@cp", mesh), "s@cp -> s", mesh)
-    yield reshard(start(x, "s + cp -> s@cp", mesh).wait(), "s@cp -> s", mesh)
+    yield reshard(reshard(x, "s + cp -> s@cp", mesh), "s@cp -> s", mesh, s=len(x))
+    yield reshard(start(x, "s + cp -> s@cp", mesh).wait(), "s@cp -> s", mesh, s=len(x))
 
 
 def all_positions(dtype, size):
@@ -47,6 +47,20 @@ def all_positions(dtype, size):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_half_sums_are_rounded_once_wherever_the_terms_are(ranks, dtype):
     ranks(4).run(all_positions, dtype, 8)
+
+
+def eight_bits():
+    """Sums of 8 bits are taken in fp32 too: 16 + 1 + 1 + 1 = 19 lies between 18 and 20."""
+    mesh = Mesh(cp=4)
+    for dtype, total in ((torch.float8_e4m3fn, 20), (torch.float8_e5m2, 20)):
+        for size in (8, 5, 1, 0):
+            x = torch.full((size,), 16.0 if mesh.rank == 1 else 1.0).to(dtype)
+            for y in ways(x, mesh):
+                assert y.dtype == dtype and y.float().tolist() == [total] * size, (dtype, size)
+
+
+def test_sums_of_eight_bits_are_rounded_once_too(ranks):
+    ranks(4).run(eight_bits)
 
 
 def odd_sizes():

@@ -102,6 +102,18 @@ def huge_norms():
     return found
 
 
+def norms_without_rank_0():
+    """Norms 3 and 4 in all on rank 1 alone, which rank 0 knows nothing of; then none at all."""
+    if dist.get_rank() == 0:
+        return [grad_norm([]).item(), clip_gradients([], 1.0).item(), grad_norm([]).item()]
+    alone = DeviceMesh("cpu", [1], mesh_dim_names=("inner",))
+    mine = [parameter(DENSE, alone, [Shard(0)]), parameter(EXPERTS, alone, [Replicate()])]
+    found = [grad_norm(mine).item(), clip_gradients(mine, 1.0).item()]
+    for each in mine:
+        each.grad.zero_()
+    return [*found, grad_norm(mine).item()]
+
+
 def norm_of_pending_sum():
     try:
         grad_norm([parameter(DENSE, mesh_of(dist.get_world_size()), [Partial()])])
@@ -131,6 +143,11 @@ def test_norm_does_not_overflow_on_one_rank_only(ranks):
 def test_norm_of_a_sharded_model_is_that_of_one_process(ranks, world):
     for expected, norm in ranks(world).run(norm_of_trained_model):
         assert norm == pytest.approx(expected, rel=1e-6)
+
+
+def test_norm_of_ranks_without_rank_0_is_counted(ranks):
+    for found in ranks(2).run(norms_without_rank_0):
+        assert found == pytest.approx([5.0, 5.0, 0.0], rel=1e-6)
 
 
 def test_norm_refuses_a_pending_sum(ranks):

@@ -282,20 +282,25 @@ def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor
     shape[dim] = positions.size
     total = dtype if positions.once else sum_dtype(dtype)
     if positions.everywhere:
-        out = parts[0].to(total) + parts[1]
+        out = parts[0].to(total) + _term(parts[1], total)
         for part in parts[2:]:
-            out.add_(part)
+            out.add_(_term(part, total))
         return out.to(dtype)
     out = parts[0].new_empty(shape) if positions.once else parts[0].new_zeros(shape, dtype=total)
     for (member, start), part in zip(positions.starts.items(), parts, strict=True):
         if start is not None:
             place = out.narrow(dim, start, positions.sizes[member])
-            place.copy_(part) if positions.once else place.add_(part)
+            place.copy_(part) if positions.once else place.add_(_term(part, total))
         else:
             index = _index(positions, member, out.device)
             put = out.index_copy_ if positions.once else out.index_add_
             put(dim, index, part.to(out.dtype))
     return out.to(dtype)
+
+
+def _term(part: Tensor, total: torch.dtype) -> Tensor:
+    """A term as it is added to a sum; of 8 bits it is widened first, which torch does not do."""
+    return part.to(total) if part.is_floating_point() and part.dtype.itemsize == 1 else part
 
 
 def _index(positions: Positions, member: int, device: torch.device) -> Tensor:

@@ -25,21 +25,21 @@ def grad_norm(
 
     A gradient is taken to be replicated over every rank that its mesh does not split: a DTensor
     counts where this rank has coordinate 0 along each replicated mesh dim, a plain tensor counts
-    on rank 0 only, and of several meshes that hold copies the one with rank 0 counts. So the sum
-    needs one all-reduce over the world, whatever meshes the parameters have.
+    on rank 0 only, and of several meshes that hold copies the one with rank 0 counts (where rank 0
+    has no gradient at all, the lowest rank that has one). So the sum needs one all-reduce over the
+    world, whatever meshes the parameters have.
 
     Args:
-      parameters: the same ones, in the same order, on every rank; those without a gradient are
-        skipped, which must hold on every rank alike. An iterator is used up once.
+      parameters: the same ones, in the same order, on every rank, or none on a rank that holds
+        none; those without a gradient are skipped, which must hold on every rank alike. An
+        iterator is used up once.
       counted: whether this rank counts each of them, where meshes do not tell: of a parameter that
         is cut for compute each rank's part has a mesh of its own. ``BoundPlan.counts`` says so.
     Returns: the norm in float32, the same on every rank; 0 if there is no gradient. It is inf where
       it is beyond float32, or a gradient is inf, and nan where one is nan.
     Raises: ValueError if a gradient is still a pending sum.
     """
-    chosen = tuple(parameters)
-    _, counting = _gradients(chosen, counted)
-    return _norm(counting, _device(chosen)).float()
+    return _counted_norm(tuple(parameters), counted)[1].float()
 
 
 @torch.no_grad()
@@ -57,9 +57,7 @@ def clip_gradients(
       direction, however large they are; if one is inf or nan, all are left as they are.
     Raises: ValueError if a gradient is still a pending sum.
     """
-    chosen = tuple(parameters)
-    gradients, counting = _gradients(chosen, counted)
-    norm = _norm(counting, _device(chosen))
+    gradients, norm = _counted_norm(tuple(parameters), counted)
     scale = max_norm / (float(norm) + 1e-6)
     if scale < 1.0 and math.isfinite(float(norm)):
         for gradient in gradients:
@@ -73,13 +71,33 @@ def local_part(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def _gradients(
+def _counted_norm(
     parameters: Sequence[Tensor], counted: Iterable[bool] | None
+) -> tuple[list[Tensor], Tensor]:
+    """The gradients that are there, and their norm.
+
+    A norm of 0 may be one that nobody counted, of a model on ranks without rank 0: all ranks see
+    it, and then the lowest rank with gradients stands in for rank 0.
+    """
+    device = _device(parameters)
+    there, counting = _gradients(parameters, counted)
+    norm = _norm(counting, device)
+    if counted is None and dist.is_initialized() and float(norm) == 0:
+        me, nobody = dist.get_rank(), dist.get_world_size()
+        lowest = torch.tensor(me if there else nobody, device=device)
+        dist.all_reduce(lowest, dist.ReduceOp.MIN)
+        if 0 < (first := int(lowest)) < nobody:
+            norm = _norm(_gradients(parameters, None, first)[1], device)
+    return there, norm
+
+
+def _gradients(
+    parameters: Sequence[Tensor], counted: Iterable[bool] | None, first: int = 0
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The gradients that are there, and what of them this rank counts."""
+    """The gradients that are there, and what of them this rank counts; ``first`` has them all."""
     there = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if counted is None:
-        return there, [local_part(gradient) for gradient in there if _counts_here(gradient)]
+        return there, [local_part(x) for x in there if _counts_here(x, first)]
     pairs = zip(parameters, counted, strict=True)
     mine = [parameter.grad for parameter, counts in pairs if counts]
     return there, [local_part(gradient) for gradient in mine if gradient is not None]
@@ -132,15 +150,15 @@ def _total(
     return total
 
 
-def _counts_here(gradient: Tensor) -> bool:
+def _counts_here(gradient: Tensor, first: int) -> bool:
     """Whether this rank is the one, of all that hold the same elements, that counts them."""
     if not isinstance(gradient, DTensor):
-        return not dist.is_initialized() or dist.get_rank() == 0
+        return not dist.is_initialized() or dist.get_rank() == first
     mesh, placements = gradient.device_mesh, gradient.placements
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"a gradient with placements {placements} is not summed yet")
     coordinate = mesh.get_coordinate()
-    if coordinate is None or not _holds_rank_0(mesh):
+    if coordinate is None or not _holds(mesh, first):
         return False
     return all(
         place == 0
@@ -150,9 +168,9 @@ def _counts_here(gradient: Tensor) -> bool:
 
 
 @lru_cache
-def _holds_rank_0(mesh: DeviceMesh) -> bool:
-    """Whether rank 0 is on the mesh; asked for every parameter of every step."""
-    return bool((mesh.mesh == 0).any())
+def _holds(mesh: DeviceMesh, rank: int) -> bool:
+    """Whether a rank is on the mesh; asked for every parameter of every step."""
+    return bool((mesh.mesh == rank).any())
 
 
 def _sum_of_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -162,6 +180,8 @@ def _sum_of_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
     as long; runs of 256 lose 1e-7.
     """
     flat = x.reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype == torch.float64:
         return flat.square().sum().to(dtype)
     whole = flat.numel() // CHUNK * CHUNK
@@ -172,4 +192,5 @@ def _sum_of_squares(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _scaled_squares(x: Tensor, dtype: torch.dtype, *, largest: Tensor) -> Tensor:
     """Sum of squares of what is divided by the largest element of all gradients."""
-    return (x.to(dtype) / largest).square().sum()
+    exact = x.to(dtype.to_complex() if x.is_complex() else dtype)
+    return (exact.abs() / largest).square().sum()

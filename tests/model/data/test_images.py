@@ -178,6 +178,17 @@ def test_values_without_a_range_are_refused(reader, tmp_path, values, reason):
     assert str(error.value) == f"{path}: {reason}"
 
 
+def test_signed_integers_are_refused(reader, tmp_path):
+    path = tmp_path / "a.tiff"
+    Image.new("L", (64, 64)).save(path, tiffinfo={339: 2})
+    with pytest.raises(ImageError) as error:
+        reader.grid(path)
+    assert str(error.value) == (
+        f"{path}: signed integers do not say which value is black; save it with 8 or 16 bits a "
+        "channel"
+    )
+
+
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tiff"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_respected(reader, tmp_path, name, orientation):
@@ -305,6 +316,14 @@ def test_a_processor_of_other_patches_is_refused(folder, tmp_path):
         (
             {"image_std": [0.35, 0, 0.35]},
             "the image processor divides by image_std (0.35, 0, 0.35), expected no zero",
+        ),
+        (
+            {"image_std": [0.35, float("nan"), 0.35]},
+            "the image processor has image_std (0.35, nan, 0.35), expected finite numbers",
+        ),
+        (
+            {"rescale_factor": float("inf")},
+            "the image processor has rescale_factor inf, expected finite numbers",
         ),
     ],
 )

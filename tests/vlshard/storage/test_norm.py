@@ -29,6 +29,17 @@ def test_norm_of_many_equal_elements_is_exact():
     assert grad_norm([parameter]).item() == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1e20, 1e-25])
+def test_norm_of_complex_gradients_takes_both_parts(factor):
+    parameter = torch.nn.Parameter(torch.zeros(300, dtype=torch.complex64))
+    parameter.grad = torch.full((300,), (3 + 4j) * factor, dtype=torch.complex64)
+    norm = clip_gradients([parameter], 1.0).item()
+    assert norm == pytest.approx(5 * 300**0.5 * factor, rel=1e-6, abs=0)
+    if norm > 1:
+        expected = torch.full((300,), (0.6 + 0.8j) / 300**0.5, dtype=torch.complex64)
+        torch.testing.assert_close(parameter.grad, expected)
+
+
 def test_clip_scales_every_gradient_of_an_iterator():
     first, second = with_gradient([3.0]), with_gradient([0.0, -4.0])
     norm = clip_gradients((p for p in (first, second)), max_norm=1.0)
