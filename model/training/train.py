@@ -2,6 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from signal import Signals
 
 import torch
@@ -114,7 +115,7 @@ def tell_start(model: nn.Module, bound: BoundPlan, settings: Settings) -> None:
     """Say how many parameters each rank stores, and how text is packed; every rank calls it."""
     stored = sum(local_part(parameter).numel() for parameter in model.parameters())
     ranks = ", ".join(f"{count:,}" for count in agree(stored))
-    whole = sum(parameter.numel() for parameter in model.parameters())
+    whole = sum(map(prod, bound.config.parameter_shapes().values()))  # splits cut the model's own
     tell(f"plan {settings.plan}: {whole:,} parameters, stored per rank {ranks}")
     if settings.pack:
         tell(f"packed: text.tokens is {bound.tokens}")
