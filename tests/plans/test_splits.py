@@ -108,14 +108,17 @@ def test_each_rank_has_some_of_a_width_that_does_not_divide():
     )
 
 
-def test_a_cut_that_cannot_be_undone_alone_is_offered_apart():
+@pytest.mark.parametrize(
+    ("cut", "fix"), [("@(cp tp)", "@cp@tp"), ("@(cp tp).zigzag", "@cp.zigzag@tp.zigzag")]
+)
+def test_a_cut_that_cannot_be_undone_alone_is_offered_apart(cut, fix):
     modes = {"text": gather("cp tp")}
     splits = {"text.mlp": "f@tp"}
-    assert faults(FOUR, splits, tokens="b@dp.home s@(cp tp) m", attention=modes) == (
+    assert faults(FOUR, splits, tokens=f"b@dp.home s{cut} m", attention=modes) == (
         "text.mlp is split over 'tp', which this cut joins with another axis\n"
-        "  plan text.tokens: b@dp.home s@(cp tp) m\n"
-        "                               ^^^^^^^^\n"
-        "  fix: @cp@tp: the last cut is undone on the way in"
+        f"  plan text.tokens: b@dp.home s{cut} m\n"
+        f"                               {'^' * len(cut)}\n"
+        f"  fix: {fix}: the last cut is undone on the way in"
     )
 
 

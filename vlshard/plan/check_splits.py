@@ -10,6 +10,7 @@ from vlshard.language import (
     ShardError,
     Span,
     Spec,
+    Split,
     home_axes,
     label,
     layout,
@@ -156,10 +157,7 @@ def _check_tokens(
     for dim in parsed.dims:
         joined, early = trailing(dim, axes, mesh)
         if joined:
-            parts = [[p for a in s.axes for p in mesh.axis_parts(a)] for s in joined]
-            apart = [
-                "".join(f"@{mesh.text(run)}" for run in _apart(names, axes)) for names in parts
-            ]
+            apart = ["".join(_apart(split, axes, mesh)) for split in joined]
             yield PlanError(
                 f"{kind} is split over {over!r}, which this cut joins with another axis",
                 text=text,
@@ -177,9 +175,12 @@ def _check_tokens(
             )
 
 
-def _apart(parts: list[str], axes: tuple[str, ...]) -> list[list[str]]:
-    """The parts of a joined cut, those that are undone on the way in behind the others."""
-    return [[p for p in parts if p not in axes], [p for p in parts if p in axes]]
+def _apart(split: Split, axes: tuple[str, ...], mesh: MeshShape) -> list[str]:
+    """A joined cut as two, of which the one that is undone on the way in comes last."""
+    parts = [part for axis in split.axes for part in mesh.axis_parts(axis)]
+    order = f".{split.order}" if split.order else ""
+    runs = [p for p in parts if p not in axes], [p for p in parts if p in axes]
+    return [f"@{mesh.text(run)}{order}" for run in runs]
 
 
 def _check_heads(
