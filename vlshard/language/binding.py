@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NoReturn
+from typing import NoReturn, cast
+
+import numpy as np
 
 from vlshard.language.cut import Cut
 from vlshard.language.dims import BoundDim, Packed, Plain
@@ -59,7 +61,8 @@ class Binder:
         return bound
 
     def size(self, name: str, value: object) -> Size:
-        """A size as it may be used: a Packing or a plain integer of at least 0."""
+        """A size as it may be used: a Packing or a plain integer, numpy's too, of at least 0."""
+        value = int(cast("int", value)) if isinstance(value, np.integer) else value
         spans = [n.name_span for dim in self.spec.dims for n in names_in(dim) if n.name == name]
         if isinstance(value, Packing):
             return value

@@ -7,6 +7,8 @@ from math import prod
 from types import MappingProxyType
 from typing import cast
 
+import numpy as np
+
 from vlshard.language.errors import PlanError, nearest
 from vlshard.language.syntax import ORDERS, Axis
 
@@ -250,7 +252,8 @@ def _checked(axis: str, size: object) -> int | tuple[tuple[str, int], ...]:
 
 
 def _integer(axis: str, size: object) -> int:
-    """A number of ranks."""
+    """A number of ranks; numpy's integers are taken too."""
+    size = int(cast("int", size)) if isinstance(size, np.integer) else size
     if not isinstance(size, int) or isinstance(size, bool):
         raise PlanError(f"mesh axis {axis}={size!r}: a size is an integer")
     if size < 1:

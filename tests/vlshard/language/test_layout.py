@@ -609,3 +609,16 @@ def test_the_language_needs_no_torch(name):
     allowed = {f"vlshard.language.{other}" for other in FILES}
     assert {n for n in names if n.startswith("vlshard")} <= allowed
     assert not {n for n in names if n.split(".")[0] == "torch"}
+
+
+def test_integers_of_numpy_are_sizes():
+    one, two, four = np.int64(1), np.int32(2), np.uint8(4)
+    mesh = MeshShape(dp=two, cp=(two, one))
+    assert mesh == MeshShape(dp=2, cp=(2, 1)) and repr(mesh) == "MeshShape(dp=2, cp=(2, 1))"
+    found = layout("b@dp s@cp", mesh, b=four, s=np.int64(6))
+    assert found == layout("b@dp s@cp", mesh, b=4, s=6)
+    assert found.local_shape(0) == (2, 3) and all(type(size) is int for size in found.shape)
+    with pytest.raises(LayoutError, match="is negative"):
+        layout("b", mesh, b=np.int64(-1))
+    with pytest.raises(LayoutError, match="is no integer"):
+        layout("b", mesh, b=np.bool_(True))
