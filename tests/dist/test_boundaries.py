@@ -72,6 +72,12 @@ class Spy:
         self.share = self.inner.share
         self.crossings, self.faults = Counter(), []
 
+    def enter(self, inside, x):
+        return self.inner.enter(inside, x)
+
+    def leave(self, inside, x):
+        return self.inner.leave(inside, x)
+
     def expect(self, what, found, wanted):
         if not np.array_equal(np.asarray(found), np.asarray(wanted)):
             self.faults.append(f"{what}: {np.asarray(found)}, not {np.asarray(wanted)}")

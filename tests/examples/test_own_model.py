@@ -4,7 +4,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError, install_import_hook
 
-from vlshard import Mesh, Packing, use_mesh
+from vlshard import MeshShape, Packing, use_mesh
 
 EXAMPLE = "examples.own_model"
 
@@ -22,7 +22,7 @@ def misplaced(own_model):
     """What is said of sound that is not where its rows are."""
     ids, rows = torch.full((2, 4), own_model.SOUND), torch.zeros(2, 4, 8)
     try:
-        with use_mesh(Mesh(dp=2), 0, clip=Packing([4] * 4)):
+        with use_mesh(MeshShape(dp=2), 0, clip=Packing([4] * 4)):
             own_model.put_sound(rows, torch.zeros(6, 8), ids)
     except TypeCheckError as error:
         return str(error.__cause__.__cause__)

@@ -107,12 +107,13 @@ def _planned(
         refuse_shape(bound, mesh.here, shape)
     groups = mode.ways.groups if mode else ()
     mesh.make_groups(axes for axes in groups if mesh.span(axes) > 1)
-    return schedule(Site(mesh, _rows(bound), _segments(bound), causal, heads), mode)
+    site = Site(mesh, _rows(bound), _segments(bound), causal, heads, cutting=_cutting(bound))
+    return schedule(site, mode)
 
 
 def _faults(bound: Layout, mode: Mode | None, heads: Heads, mesh: Mesh) -> Iterator[ShardError]:
     """What keeps a mode from meeting a layout."""
-    *_, sequence, _, width = bound.bound
+    *_, width = bound.bound
     if bound.spec.pending or width.axes:
         spans = [axis.span for axis in bound.spec.pending] or [bound.spec.dims[-1].span]
         note = "rows and heads may be split, and no sum may be pending"
@@ -121,10 +122,15 @@ def _faults(bound: Layout, mode: Mode | None, heads: Heads, mesh: Mesh) -> Itera
         return
     if mode:
         yield from check_mode(mode, mesh, None)
-    cutting = sequence.axes
+    yield from check_rows(_rows(bound).spec, _cutting(bound), mode, heads, mesh, WORDS)
+
+
+def _cutting(bound: Layout) -> tuple[str, ...]:
+    """Parts of the mesh that cut inside segments."""
+    *_, sequence, _, _ = bound.bound
     if isinstance(sequence, Packed):
-        cutting = [axis for cut in (*sequence.each, *sequence.cuts) for axis in cut.axes]
-    yield from check_rows(_rows(bound).spec, cutting, mode, heads, mesh, WORDS)
+        return tuple(axis for cut in (*sequence.each, *sequence.cuts) for axis in cut.axes)
+    return sequence.axes
 
 
 def _rows(bound: Layout) -> Layout:

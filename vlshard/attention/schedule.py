@@ -30,6 +30,7 @@ class Site:
       causal: a row sees only itself and the rows before it.
       heads: heads of queries and of keys.
       one_row: the rows are a pack that is the only row of a batch.
+      cutting: parts of the mesh that cut inside segments; None reads them off a layout of tokens.
     """
 
     mesh: Mesh
@@ -38,6 +39,7 @@ class Site:
     causal: bool
     heads: Heads
     one_row: bool = False
+    cutting: tuple[str, ...] | None = None
     _rows: dict[int, IntArray] = field(default_factory=dict[int, IntArray], compare=False)
 
     def rows(self, rank: int) -> IntArray:
@@ -221,8 +223,10 @@ class _Dealing:
 
     def _travels(self, axes: tuple[str, ...]) -> bool:
         """Whether rows may leave a rank over some axes: heads are dealt, or segments cut."""
-        layout = self.site.layout
-        cutting = {*cutting_axes(layout.spec, layout.mesh), *layout.mesh.expand(self.ways.ulysses)}
+        layout, cutting = self.site.layout, self.site.cutting
+        if cutting is None:
+            cutting = cutting_axes(layout.spec, layout.mesh)
+        cutting = {*cutting, *layout.mesh.expand(self.ways.ulysses)}
         return any(layout.mesh.parts[axis] > 1 for axis in self.peers(axes).axes if axis in cutting)
 
     def _readers(self) -> dict[int, IntArray]:

@@ -24,12 +24,12 @@ class StepBoundaries:
         share: Share,
         schedules: Mapping[str, Schedule],
         merged: RowMove,
-        doors: Mapping[str, Door],
+        doors: Mapping[str, Door] | None = None,
     ) -> None:
         self.share = share
         self._schedules = schedules
         self._merged = merged
-        self._doors = doors
+        self._doors = doors or {}
 
     def send_ahead(self, device: torch.device, dtype: torch.dtype) -> None:
         """Send what tensors of this micro-batch will be indexed by to a device, in one copy.

@@ -19,15 +19,15 @@ class Parts:
 
     Attributes:
       layouts: of each such parameter, by name.
-      mesh: the ranks.
+      mesh: the ranks; needed where there are any.
     """
 
     layouts: Mapping[str, Layout] = field(default_factory=dict[str, Layout])
-    mesh: Mesh = field(default_factory=Mesh)
+    mesh: Mesh | None = None
 
     def shape(self, name: str, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of what this rank computes with, of a parameter whose whole shape is given."""
-        return self.layouts[name].local_shape(self.mesh.here) if name in self.layouts else whole
+        return self.layouts[name].local_shape(self._ranks.here) if name in self.layouts else whole
 
     def whole_shape(self, name: str, local: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the whole of a parameter, of which this rank computes with a part."""
@@ -44,7 +44,7 @@ class Parts:
         if name not in self.layouts:
             yield tuple(slice(0, at.stop - at.start) for at in block), block
             return
-        pieces = self.layouts[name].pieces(self.mesh.here)
+        pieces = self.layouts[name].pieces(self._ranks.here)
         taken = [held.take(at.start, at.stop) for held, at in zip(pieces, block, strict=True)]
         runs = [list(zip(p.starts.tolist(), p.lengths.tolist(), strict=True)) for p in taken]
         begins = [list(accumulate((n for _, n in dim), initial=0)) for dim in runs]
@@ -64,5 +64,12 @@ class Parts:
             return part
         cut = self.layouts[name]
         whole = " ".join(map(label, cut.spec.dims))
-        program = transition(str(cut.spec), whole, self.mesh, where=None, **cut.sizes)
-        return lower(program, self.mesh, cut.sizes).run(part)
+        program = transition(str(cut.spec), whole, self._ranks, where=None, **cut.sizes)
+        return lower(program, self._ranks, cut.sizes).run(part)
+
+    @property
+    def _ranks(self) -> Mesh:
+        """The ranks, of parameters that are cut."""
+        if self.mesh is None:
+            raise ValueError("parameters that are cut live on a mesh: Parts(layouts, mesh)")
+        return self.mesh
