@@ -37,14 +37,21 @@ def train(
 
     with torch.device("meta"):
         model = Qwen3VLMoe(config, bound.checkpoint)
+    parts = bound.parts  # the parameters that the plan's splits cut, if it has any
     shard_model(
-        model, bound.storages, bound.mesh, lookups=config.lookups(), device_type=device.type
+        model,
+        bound.storages,
+        bound.mesh,
+        parts=parts,
+        lookups=config.lookups(),
+        device_type=device.type,
     )
     model.to_empty(device=device)
     if has_weights(folder):
-        load_checkpoint(model, folder, config)
+        load_checkpoint(model, folder, config, parts=parts)
     else:
-        fill(model, config, seed=0)
+        fill(model, config, seed=0, parts=parts)
+    counted = [bound.counts(name) for name, _ in model.named_parameters()]
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3)
 
     images = ImageReader(folder, config)
@@ -59,7 +66,7 @@ def train(
                 term.backward()
                 loss += term.detach()
             dist.all_reduce(loss)  # to be shown; gradients are summed over ranks by now
-            clip_gradients(model.parameters(), 1.0)
+            clip_gradients(model.parameters(), 1.0, counted)
             optimizer.step()
             optimizer.zero_grad()
             yield loss.item()

@@ -52,10 +52,16 @@ def fill(target: Target, config: Config, seed: int, parts: Parts | None = None) 
       config: of the model.
       seed: of the run; the same on every rank.
       parts: the parameters of which this rank computes with a part.
+    Raises: ValueError if a parameter has neither its whole shape nor that of its part.
     """
     parts = parts or Parts()
+    shapes = config.parameter_shapes()
     for name, parameter in named_parameters(target).items():
         shape = parts.whole_shape(name, tuple(parameter.shape))
+        wanted = parts.shape(name, shapes.get(name, shape))
+        if tuple(parameter.shape) != wanted:
+            found = f"{name} is {list(parameter.shape)}, expected {list(wanted)}"
+            raise ValueError(f"{found}: shard_model and fill take the plan's parts alike")
         whole = initialize(name, shape, config, seed)
         write_block(name, parameter, whole.__getitem__, parts)
 

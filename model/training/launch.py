@@ -61,7 +61,8 @@ def run(main: Callable[[], int], interruption: Interruption | None = None) -> No
     """Run a program and exit; errors that all ranks share are told by rank 0, in one line.
 
     After an error the process ends at once: threads and collectives may wait for ranks that have
-    gone.
+    gone. So it does after a run: the interpreter would take down gloo's threads while they work,
+    which aborts the process now and then.
 
     Args:
       main: returns the exit status.
@@ -83,9 +84,9 @@ def run(main: Callable[[], int], interruption: Interruption | None = None) -> No
             stream.flush()
         except (OSError, ValueError, AttributeError):  # nobody listens; no error at the exit
             silence(stream)
-    if status:
-        os._exit(status)
-    dist.destroy_process_group()
+    if not status:
+        dist.destroy_process_group()
+    os._exit(status)
 
 
 def _default_device() -> str:

@@ -88,6 +88,7 @@ class Schedule:
       lead: sizes that the rows of the result have before its heads.
       overlap: moves fly until their result is asked for.
       kernel: what attends to runs; None takes the device's own.
+      heads: heads of queries and of keys that a rank computes.
     """
 
     q: RowMove
@@ -97,6 +98,7 @@ class Schedule:
     lead: tuple[int, ...]
     overlap: bool
     kernel: Kernel | None = None
+    heads: Heads | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of what the moves brought, back where the queries came from.
@@ -287,4 +289,5 @@ def schedule(site: Site, mode: Mode | None, kernel: Kernel | None = None) -> Sch
         lead=site.lead,
         overlap=overlap,
         kernel=kernel,
+        heads=site.heads,
     )

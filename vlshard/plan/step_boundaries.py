@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vlshard.attention import Schedule
+from vlshard.attention import Heads, Schedule
 from vlshard.comm import Pending, RowMove, send_ahead, untraced
 from vlshard.plan.doors import Door
 from vlshard.plan.header import Share
@@ -53,10 +53,23 @@ class StepBoundaries:
         """
         site, _, role = name.partition(".")
         schedule = self._schedules[site]
+        if role != "merged":
+            self._check_heads(name, x.shape[-2], schedule.heads)
         move = self._merged if role == "merged" else schedule.q if role == "q" else schedule.kv
         rows = x if role == "merged" else flat_rows(x)
         pending = move.start(rows) if schedule.overlap else Pending.here(move(rows))
         return pending.then(lambda y: as_batch(y, x.shape[0])) if x.ndim == 4 else pending
+
+    def _check_heads(self, name: str, found: int, heads: Heads | None) -> None:
+        """This rank computes the heads that the plan's splits leave it.
+
+        Raises: ValueError: a model whose parameters are not cut computes all heads on every rank,
+          which would be summed.
+        """
+        wanted = None if heads is None else heads.q if name.endswith(".q") else heads.kv
+        if wanted not in (None, found):
+            fix = "fix: give shard_model, and what fills the weights, parts=bound.parts"
+            raise ValueError(f"{name} has {found} heads, the plan leaves a rank {wanted}; {fix}")
 
     @untraced
     def attend(self, site: str, q: Pending, k: Pending, v: Pending) -> Tensor:
