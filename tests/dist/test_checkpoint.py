@@ -20,7 +20,7 @@ class Block(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.lm_head = torch.nn.Linear(64, 7, bias=False)
+        self.odd_head = torch.nn.Linear(64, 7, bias=False)
         self.mixer = torch.nn.Linear(3, 2)
 
 
