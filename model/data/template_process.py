@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
@@ -28,7 +28,7 @@ class OutOfTime(BaseException):
 class Generation(jinja2.ext.Extension):
     """The block ``{% generation %}``: it marks what assistants say and renders as its content."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Any) -> Any:
         """Give a call of a macro that is the block's content, as transformers does."""

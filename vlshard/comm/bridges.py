@@ -5,8 +5,6 @@ mesh. What the language says beyond that (joined axes, other orders, packed dims
 fused one) is refused here, with carets under it.
 """
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
@@ -15,11 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from vlshard.comm.groups import axes_of
 from vlshard.comm.mesh import Mesh
-from vlshard.comm.reshard import running_mesh
+from vlshard.comm.reshard import even_sizes, running_mesh
 from vlshard.language import (
     Layout,
     MeshShape,
-    Name,
     Packing,
     Span,
     Spec,
@@ -56,7 +53,7 @@ def to_dtensor(
     mesh = running_mesh(mesh)
     parsed = (spec(text) if isinstance(text, str) else text).expand(x.ndim)
     placed = placements(parsed, mesh, **sizes)
-    bound = layout(parsed, mesh, where=None, **{**_even(parsed, mesh, x.shape), **sizes})
+    bound = layout(parsed, mesh, where=None, **{**even_sizes(parsed, mesh, x.shape), **sizes})
     _check_shape(tuple(x.shape), bound, mesh.here)
     stride = torch.empty(bound.shape, device="meta").stride()
     return DTensor.from_local(
@@ -102,15 +99,6 @@ def mesh_of(device_mesh: DeviceMesh, parsed: Spec) -> MeshShape:
         headline = f"the mesh of the DTensor has parts of an axis apart: {' '.join(names)}"
         refuse(parsed, headline, Span(0, len(parsed.text)), "fix: parts stand side by side")
     return mesh
-
-
-def _even(parsed: Spec, mesh: MeshShape, shape: Sequence[int]) -> dict[str, int]:
-    """Global sizes of plain dims if all ranks have as much as this one."""
-    return {
-        dim.name: rows * mesh.span([str(axis) for split in dim.splits for axis in split.axes])
-        for dim, rows in zip(parsed.dims, shape, strict=True)
-        if isinstance(dim, Name)
-    }
 
 
 def _check_shape(shape: tuple[int, ...], bound: Layout, rank: int) -> None:

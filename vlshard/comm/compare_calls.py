@@ -141,6 +141,7 @@ def compare_calls(mesh: Mesh, *, seconds: float = 60.0) -> Generator[None]:
 
 def _caller() -> str:
     """File and line from where this package was called."""
+    # inspect.currentframe() is the same, but may be None by its type.
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     inside = ("vlshard.", "contextlib", "torch.")
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):

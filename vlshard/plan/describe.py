@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from vlshard.plan.bound_plan import BoundPlan
-from vlshard.storage import StoredParameter, unit_of
+from vlshard.storage import StoredParameter
 
 MOST_PADDED, LARGE = 0.1, 2**18  # of what is stored, and elements of 1 MiB in fp32
 
@@ -19,14 +19,12 @@ class StoredGroup:
       cut: its spec, where a split cuts it; else ``whole``.
       stored: how each of them lives.
       count: how many there are.
-      unit: how its unit is called, with ``*`` for a number.
     """
 
     name: str
     cut: str
     stored: StoredParameter
     count: int
-    unit: str
 
     def elements(self, ranks: int) -> tuple[int, int]:
         """Elements that the fullest rank stores of one, and those that FSDP2 stores as padding."""
@@ -38,14 +36,13 @@ class StoredGroup:
 
 def stored_groups(bound: BoundPlan) -> list[StoredGroup]:
     """The parameters of a model by kind, in the model's order."""
-    units = bound.config.units()
-    found: dict[tuple[str, str, StoredParameter, str], int] = {}
+    found: dict[tuple[str, str, StoredParameter], int] = {}
     for name, stored in bound.stored.items():
         layout = bound.parts.layouts.get(name)
         cut = str(layout.spec) if layout else "whole"
-        key = (_starred(name), cut, stored, _starred(unit_of(name, units)))
+        key = (_starred(name), cut, stored)
         found[key] = found.get(key, 0) + 1
-    return [StoredGroup(name, cut, how, n, unit) for (name, cut, how, unit), n in found.items()]
+    return [StoredGroup(name, cut, how, n) for (name, cut, how), n in found.items()]
 
 
 def describe_storage(bound: BoundPlan) -> str:
