@@ -60,7 +60,7 @@ ENDLESS = [
     ("{{ 'a' | center(2000000000) }}", MEMORY),
     ("{{ '%2000000000d' % 1 }}", MEMORY),
     (
-        # A thousand times as long each time: what fits costs next to no time before the rest does not.
+        # A thousand times as long each time: what still fits costs next to no time.
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x * 1000 %}"
         "{% endfor %}",
         MEMORY,
