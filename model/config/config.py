@@ -10,7 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from model.config.files import quoted, read_json
-from model.config.insides import text_attention, text_mlp, vision_attention, vision_mlp
+from model.config.insides import (
+    text_attention,
+    text_experts,
+    text_mlp,
+    text_vocab,
+    vision_attention,
+    vision_mlp,
+)
 from model.config.json_settings import Settings
 from model.config.sections import (
     MODEL_TYPE,
@@ -136,10 +143,12 @@ class Config:
         return 2.0 * c, 4.0 * c * c + 2.0 * c * f
 
     def insides(self) -> Mapping[str, Inside]:
-        """What blocks compute on dims of their own, by the names by which cores enter it."""
+        """What the model computes on dims of its own, by the names by which cores call it."""
         return {
             "text.attention": text_attention(self.text),
             "text.mlp": text_mlp(self.text),
+            "text.experts": text_experts(self.text),
+            "text.vocab": text_vocab(self.text, tied=self.tie_word_embeddings),
             "vision.attention": vision_attention(self.vision),
             "vision.mlp": vision_mlp(self.vision),
         }

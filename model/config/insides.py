@@ -1,4 +1,4 @@
-"""What each kind of block computes on dims of its own, and which parameters have these dims.
+"""What the model computes on dims of its own, and which parameters have these dims.
 
 Source of the shapes: transformers 5.24, Qwen3VLMoeForConditionalGeneration.state_dict().
 """
@@ -6,7 +6,9 @@ Source of the shapes: transformers 5.24, Qwen3VLMoeForConditionalGeneration.stat
 from model.config.sections import TextConfig, VisionConfig
 from vlshard import Inside
 
-TEXT, VISION = "model.language_model.layers", "model.visual.blocks"
+DECODER, VISION = "model.language_model", "model.visual.blocks"
+TEXT = f"{DECODER}.layers"
+HEADS = {"h": "heads", "kv": "heads"}
 
 
 def text_attention(text: TextConfig) -> Inside:
@@ -28,7 +30,7 @@ def text_attention(text: TextConfig) -> Inside:
         "d": text.head_dim,
         "m": text.hidden_size,
     }
-    return Inside("text", {"text.q": "h d", "text.k": "kv d"}, sizes, parameters)
+    return Inside("text", {"text.q": "h d", "text.k": "kv d"}, sizes, parameters, HEADS)
 
 
 def text_mlp(text: TextConfig) -> Inside:
@@ -44,6 +46,27 @@ def text_mlp(text: TextConfig) -> Inside:
     return Inside("text", {"text.mlp": "f"}, sizes, parameters)
 
 
+def text_experts(text: TextConfig) -> Inside:
+    """The experts of the decoder's sparse layers, and the width of each; routers are whole."""
+    parameters = {
+        f"{TEXT}.{layer}.mlp.experts.{name}": spec
+        for layer in range(text.num_hidden_layers)
+        if text.is_sparse(layer)
+        for name, spec in (("gate_up_proj", "e (2 f) m"), ("down_proj", "e m f"))
+    }
+    sizes = {"e": text.num_experts, "f": text.moe_intermediate_size, "m": text.hidden_size}
+    dealt = {"e": "experts", "f": "columns of an expert"}
+    return Inside("text", {"text.experts": "e f"}, sizes, parameters, dealt, by_index=True)
+
+
+def text_vocab(text: TextConfig, *, tied: bool) -> Inside:
+    """The vocabulary: the tables of the embedding and of the head, or the one that is both."""
+    names = [f"{DECODER}.embed_tokens.weight", *([] if tied else ["lm_head.weight"])]
+    sizes = {"vocab": text.vocab_size, "m": text.hidden_size}
+    parameters = dict.fromkeys(names, "vocab m")
+    return Inside("text", {"text.vocab": "vocab"}, sizes, parameters, by_index=True)
+
+
 def vision_attention(vision: VisionConfig) -> Inside:
     """Attention of the vision tower; queries, keys and values have the same heads."""
     parameters = {
@@ -56,7 +79,7 @@ def vision_attention(vision: VisionConfig) -> Inside:
         )
     }
     sizes = {"h": vision.num_heads, "d": vision.head_dim, "c": vision.hidden_size}
-    return Inside("vision", {"vision.q": "h d"}, sizes, parameters)
+    return Inside("vision", {"vision.q": "h d"}, sizes, parameters, HEADS)
 
 
 def vision_mlp(vision: VisionConfig) -> Inside:

@@ -12,9 +12,9 @@ from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config.config import Config
 from model.modules.init import initialize
 from tests.batches import batches
-from tests.dist.test_splits import PLANS, SEED, raw, write_plan
+from tests.dist.test_splits import HOME, PLANS, SEED, raw, write_plan
 from tests.training import Run, full
-from vlshard.plan import bound_plan, doors, plan
+from vlshard.plan import bound_plan, check_splits, doors, plan
 from vlshard.storage import parameters
 
 CUT, COPIED = (2, "vision and text, both cut"), (4, "tp2 dp2, replicated")
@@ -36,6 +36,29 @@ def test_weights_are_written_and_read_bit_for_bit(ranks, tmp_path):
     path, folder = write_plan(tmp_path / "split.py", CUT), tmp_path / "saved"
     assert ranks(2).run(saved_and_loaded, path, raw(), str(folder)) == [[], []]
     config, stored = Config.from_dict(raw()), load_file(folder / "model.safetensors")
+    assert stored.keys() == config.parameter_shapes().keys()
+    for name, shape in config.parameter_shapes().items():
+        assert torch.equal(stored[name], initialize(name, shape, config, SEED)), name
+
+
+def by_index_saved_and_loaded(path, raw, folder):
+    """The same with a vocabulary and experts that are cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check_splits, "UNBUILT", ())
+        return saved_and_loaded(path, raw, folder)
+
+
+@pytest.mark.parametrize("split", ["vocab@tp", "vocab@(dp tp)"])
+def test_tables_and_experts_are_written_and_read_bit_for_bit(split, ranks, tmp_path):
+    key = (4, split)
+    made = {**raw(), "tie_word_embeddings": split == "vocab@tp"}
+    made["text_config"]["vocab_size"] = 97
+    splits = {"text.vocab": split, "text.experts": "e@dp f@tp"}
+    PLANS[key] = ("dp=2, tp=2", splits, HOME, "b@dp.home s m", "{}")
+    path, folder = write_plan(tmp_path / "split.py", key), tmp_path / "saved"
+    del PLANS[key]
+    assert ranks(4).run(by_index_saved_and_loaded, path, made, str(folder)) == [[]] * 4
+    config, stored = Config.from_dict(made), load_file(folder / "model.safetensors")
     assert stored.keys() == config.parameter_shapes().keys()
     for name, shape in config.parameter_shapes().items():
         assert torch.equal(stored[name], initialize(name, shape, config, SEED)), name

@@ -4,7 +4,8 @@ import pytest
 
 from model.config.config import Config
 from tests.tiny import tiny_raw
-from vlshard import Mesh, Plan, PlanError, fsdp, gather, load_plan
+from vlshard import Mesh, Plan, PlanError, fsdp, gather, layout, load_plan
+from vlshard.plan import check_splits
 from vlshard.plan.describe import describe_storage
 
 TP = {"text.q": "h@tp d", "text.k": "kv@tp d", "text.mlp": "f@tp"}
@@ -37,7 +38,8 @@ def faults(mesh, splits, *, tokens="b@dp.home s m", attention=None, key_heads=2)
             {"text.qq": "h@tp d"},
             "unknown inside 'text.qq'; did you mean 'text.q'?\n"
             "  plan text.qq: h@tp d\n"
-            "  insides that can be split: text.q, text.k, text.mlp, vision.q, vision.mlp",
+            "  insides that can be split: text.q, text.k, text.mlp, text.experts, text.vocab, "
+            "vision.q, vision.mlp",
         ),
         (
             {"text.q": "h@tp e", "text.k": "kv@tp d"},
@@ -80,6 +82,42 @@ def faults(mesh, splits, *, tokens="b@dp.home s m", attention=None, key_heads=2)
 )
 def test_a_split_that_cannot_be_says_so(splits, message):
     assert faults(PAIR, splits) == message
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (
+            {"text.experts": "e@tp f"},
+            "8 experts cannot be dealt to 3 ranks\n"
+            "  plan text.experts: e@tp f\n"
+            "                     ^^^^\n"
+            "  fix: degrees 1, 2, 4, 8 work",
+        ),
+        (
+            {"text.experts": "e f@(dp tp)"},
+            "24 columns of an expert cannot be dealt to 9 ranks\n"
+            "  plan text.experts: e f@(dp tp)\n"
+            "                       ^^^^^^^^^\n"
+            "  fix: degrees 1, 2, 3, 4, 6, 8, 12, 24 work",
+        ),
+        (
+            {"text.vocab": "vocab@tp m"},
+            "this inside has dims 'vocab'\n  plan text.vocab: vocab@tp m\n"
+            "                            ^",
+        ),
+    ],
+)
+def test_experts_are_dealt_whole(splits, message, monkeypatch):
+    monkeypatch.setattr(check_splits, "UNBUILT", ())
+    assert faults({"dp": 3, "tp": 3}, splits) == message
+
+
+@pytest.mark.parametrize("name", check_splits.UNBUILT)
+def test_what_is_not_computed_in_parts_yet_is_refused(name):
+    split = {"text.experts": "e@tp f", "text.vocab": "vocab@tp"}[name]
+    place = f"  plan {name}: {split}"
+    assert faults(PAIR, {name: split}) == f"{name} cannot be split yet\n{place}"
 
 
 @pytest.mark.parametrize(
@@ -181,6 +219,67 @@ def test_each_block_of_a_fused_weight_is_cut_for_itself():
     part = plan.bind(config(), 4).parts.layouts["model.visual.blocks.0.attn.qkv.weight"]
     rows = part.indices(2)[0]  # the third of four heads of 8, in queries, keys and values
     assert rows.tolist() == [*range(16, 24), *range(48, 56), *range(80, 88)]
+
+
+def bound_by_index(monkeypatch, mesh, splits, tokens="b@dp.home s m", *, tied=False, **text):
+    """A plan whose splits take rows by index, bound."""
+    monkeypatch.setattr(check_splits, "UNBUILT", ())
+    raw = tiny_raw(text=text, tie_word_embeddings=tied)
+    layouts = {"vision.patches": "(img@dp.home s) c", "text.tokens": tokens}
+    modes = {"text": gather("cp")} if "cp" in tokens else {}
+    plan = Plan(Mesh(**mesh), {"**": fsdp(" ".join(mesh))}, layouts, modes, splits=splits)
+    return plan.bind(Config.from_dict(raw), plan.mesh.size)
+
+
+def stored(bound, name) -> tuple:
+    how = bound.stored[name]
+    return how.shape, how.dim, how.shard, how.beside
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_vocabulary_may_be_cut_unevenly_over_axes_of_the_tokens(tied, monkeypatch):
+    # Blocks as torch.chunk cuts 97: 25, 25, 25, 22; over two pairs of ranks of three: 49, 48.
+    mesh, splits = {"dp": 2, "tp": 4}, {"text.vocab": "vocab@tp"}
+    bound = bound_by_index(monkeypatch, mesh, splits, tied=tied, vocab_size=97)
+    cut = {n: layout.spec.text for n, layout in bound.parts.layouts.items()}
+    embedding, head = "model.language_model.embed_tokens.weight", "lm_head.weight"
+    assert cut == dict.fromkeys([embedding, *([] if tied else [head])], "vocab@tp m")
+    rows = [bound.parts.layouts[embedding].indices(rank)[0] for rank in range(8)]
+    assert [(r[0], len(r)) for r in rows[4:]] == [(0, 25), (25, 25), (50, 25), (75, 22)]
+    assert stored(bound, embedding) == ((25, 64), 1, ("dp",), ("tp",))  # 25 is odd, 64 is not
+    last = bound.seen_from(7)
+    assert stored(last, embedding) == ((22, 64), 0, ("dp",), ("tp",))
+
+
+def test_a_vocabulary_may_be_cut_over_all_ranks_and_leave_one_without(monkeypatch):
+    bound = bound_by_index(monkeypatch, {"dp": 8}, {"text.vocab": "vocab@dp"}, vocab_size=97)
+    assert stored(bound.seen_from(7), "lm_head.weight") == ((6, 64), 0, (), ("dp",))
+    small = layout_of_parts(bound, "vocab@dp m", vocab=9, m=64)
+    assert small == [2, 2, 2, 2, 1, 0, 0, 0]
+
+
+def layout_of_parts(bound, text, **sizes) -> list[int]:
+    cut = layout(text, bound.mesh, where=None, **sizes)
+    return [cut.local_shape(rank)[0] for rank in range(bound.mesh.size)]
+
+
+def test_experts_are_cut_by_number_and_width_and_gate_and_up_each(monkeypatch):
+    bound = bound_by_index(
+        monkeypatch,
+        {"dp": 1, "cp": 2, "tp": 2},
+        {"text.experts": "e@cp f@tp"},
+        tokens="b@dp.home s@cp m",  # not the last cut of a dim, and in nobody's way
+    )
+    experts = "model.language_model.layers.0.mlp.experts"
+    gate_up = bound.parts.layouts[f"{experts}.gate_up_proj"]
+    assert gate_up.spec.text == "e@cp (2 f@tp) m"
+    numbers, columns, _ = gate_up.indices(1)  # first experts, second half of gate and of up
+    assert numbers.tolist() == [0, 1, 2, 3]
+    assert columns.tolist() == [*range(12, 24), *range(36, 48)]
+    assert bound.parts.layouts[f"{experts}.down_proj"].spec.text == "e@cp m f@tp"
+    assert stored(bound, f"{experts}.down_proj") == ((4, 64, 12), 0, ("dp",), ("cp", "tp"))
+    router = "model.language_model.layers.0.mlp.gate.weight"
+    assert stored(bound, router) == ((8, 64), 0, ("dp", "cp", "tp"), ())
 
 
 def test_packing_moves_outside_what_is_undone_on_the_way_in():

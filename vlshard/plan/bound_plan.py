@@ -150,7 +150,7 @@ class BoundPlan:
         return {
             kind: self.splits.doors(tokens[inside.site], kind)
             for kind, inside in self.splits.insides.items()
-            if self.splits.axes(kind)
+            if self.splits.axes(kind) and not inside.by_index
         }
 
     @cached_property

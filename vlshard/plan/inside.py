@@ -1,13 +1,17 @@
-"""What a block computes on dims of its own, so that a plan may cut it there."""
+"""What a model computes on dims of its own, so that a plan may cut it there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
 class Inside:
-    """A kind of place inside blocks, between ``at.enter`` and ``at.leave``, with inner dims.
+    """A kind of place inside the model with dims of its own, which a plan may cut.
+
+    Most are inside blocks, between ``at.enter`` and ``at.leave``: each rank computes its part of
+    the inner dims for all tokens of its group. Into others rows travel by index: a token's row to
+    where its id, its label or its experts are. These are legal beside any cut of the tokens.
 
     Attributes:
       site: whose tokens it computes on: ``vision`` or ``text``.
@@ -17,18 +21,24 @@ class Inside:
       sizes: of the inner dims, and of the width of the tokens.
       parameters: the dims of each parameter that follows, such as ``(3 h d) c``; a dim is cut as
         the inner dim of that name is.
+      dealt: inner dims that must divide by the ranks over which they are cut, and what each is a
+        number of, such as ``{"h": "heads"}``.
+      by_index: whether rows travel into it by index, not all tokens of a group by doors. What
+        need not divide may then leave a rank without any.
     """
 
     site: str
     dims: Mapping[str, str]
     sizes: Mapping[str, int]
     parameters: Mapping[str, str]
+    dealt: Mapping[str, str] = field(default_factory=dict[str, str])
+    by_index: bool = False
 
 
 @runtime_checkable
 class HasInsides(Protocol):
-    """A model's config that says what is inside its blocks."""
+    """A model's config that says what is inside the model."""
 
     def insides(self) -> Mapping[str, Inside]:
-        """The insides by the names by which cores enter and leave them."""
+        """The insides by the names by which cores call them."""
         ...

@@ -25,6 +25,9 @@ from vlshard.plan.splits import derive
 from vlshard.plan.tokens import pack_tokens
 from vlshard.storage import Storage
 
+# Splits whose inside all tokens of a group enter.
+ENTERED = ("text.q", "text.mlp")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -105,7 +108,8 @@ class Plan:
           was.
         Raises: SpecError or LayoutError if the layout of tokens cannot be packed.
         """
-        named = [axis for text in self.splits.values() for axis in spec(text).axes]
+        entering = [self.splits[name] for name in ENTERED if name in self.splits]
+        named = [axis for text in entering for axis in spec(text).axes]
         over = {part for axis in named for part in self.mesh.parts_of.get(str(axis), ())}
         where = f"{self.source} {TOKENS}"
         text = pack_tokens(self.layouts[TOKENS], self.mesh, over, where=where)
