@@ -2,9 +2,10 @@
 
 `mesh` is the ranks, `transport` the one file that hands activations to torch.distributed,
 `collectives` the differentiable moves, `reshard` a whole program at once and `flight` one under
-way (a `Pending`). `row_move` moves rows by index, `agreement` raises one error on all ranks,
-`fingerprints` compares what they were given, `compare_calls` what they are about to do, `bridges`
-leads to DTensor and back. `groups` makes torch's groups once for all meshes.
+way (a `Pending`). `row_move` moves rows by index, `parcels` by an index that is on the device, and
+`dispatch` sends rows to the ranks that hold their experts, and home. `agreement` raises one error
+on all ranks, `fingerprints` compares what they were given, `compare_calls` what they are about to
+do, `bridges` leads to DTensor and back. `groups` makes torch's groups once for all meshes.
 """
 
 from vlshard.comm.agreement import (
@@ -20,6 +21,7 @@ from vlshard.comm.ahead import Index, send_ahead
 from vlshard.comm.bridges import from_dtensor, mesh_of, to_dtensor
 from vlshard.comm.collectives import HALVES
 from vlshard.comm.compare_calls import compare_calls
+from vlshard.comm.dispatch import Hosts, Visits
 from vlshard.comm.fingerprints import fingerprint, refuse_differences
 from vlshard.comm.flight import refuse_second_derivative, start
 from vlshard.comm.graph_break import untraced
@@ -41,12 +43,14 @@ __all__ = [
     "AgreedError",
     "Flight",
     "Group",
+    "Hosts",
     "Index",
     "Lowered",
     "Mesh",
     "Pending",
     "RowMove",
     "SameMesh",
+    "Visits",
     "agree",
     "any_world",
     "compare_calls",

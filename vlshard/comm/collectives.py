@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -152,7 +152,22 @@ def _parts_moves(ranks: int, me: int) -> Moves:
     return Moves(me, send, receive, ranks, 1, local=False, even=Even.SCATTER)
 
 
-Trip = Swap | Sum
+@runtime_checkable
+class Trip(Protocol):
+    """A way of tensors between ranks, and the way of their gradients back."""
+
+    @property
+    def reverse(self) -> "Trip":
+        """The way of the gradients."""
+        ...
+
+    def launch(self, x: Tensor) -> Flight:
+        """Send a tensor on its way."""
+        ...
+
+    def land(self, flight: Flight) -> Tensor:
+        """Wait for what comes."""
+        ...
 
 
 def exchange_rows(
