@@ -1,12 +1,11 @@
-"""Which block of a parameter is stored here, and writing into it."""
+"""Writing into the part of a parameter that is stored here."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from vlshard.storage import Block, Parts
+from vlshard.storage import Block, Parts, local_part, stored_rectangles
 
 Target = nn.Module | Iterable[tuple[str, Tensor]]
 
@@ -14,28 +13,6 @@ Target = nn.Module | Iterable[tuple[str, Tensor]]
 def named_parameters(target: Target) -> dict[str, Tensor]:
     """Parameters by name, of a module or of (name, tensor) pairs; a tied one comes once."""
     return dict(target.named_parameters() if isinstance(target, nn.Module) else target)
-
-
-def stored_block(tensor: Tensor) -> Block:
-    """The block of a tensor that this rank stores, as slices of the whole.
-
-    Args:
-      tensor: a plain tensor, which is whole, or a DTensor that is sharded over any dims, or
-        replicated.
-    Raises: ValueError for other placements; a block cannot say what they store.
-    """
-    block = [(0, size) for size in tensor.shape]
-    if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh
-        for axis, placement in enumerate(tensor.placements):
-            if type(placement) is Shard:
-                start, stop = block[placement.dim]
-                chunk = -(-(stop - start) // mesh.size(axis))
-                at = min(start + mesh.get_local_rank(axis) * chunk, stop)
-                block[placement.dim] = (at, min(at + chunk, stop))
-            elif not isinstance(placement, Replicate):
-                raise ValueError(f"a parameter cannot be written under {placement}")
-    return tuple(slice(start, stop) for start, stop in block)
 
 
 @torch.no_grad()
@@ -53,6 +30,6 @@ def write_block(
     """
     if tensor.is_meta:
         raise ValueError("a parameter on the meta device has no storage to write to")
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    for here, there in (parts or Parts()).rectangles(name, stored_block(tensor)):
+    local = local_part(tensor)
+    for here, there in stored_rectangles(name, tensor, parts or Parts()):
         local[here].copy_(read(there))

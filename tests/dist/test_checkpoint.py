@@ -11,8 +11,9 @@ from torch.distributed.tensor import zeros as dtensor_zeros
 from model.checkpoint.headers import CheckpointError
 from model.checkpoint.save_load import load_checkpoint, save_checkpoint
 from model.modules.init import fill
-from model.modules.shards import stored_block, write_block
+from model.modules.shards import write_block
 from tests.tables import CONFIG
+from vlshard.storage import stored_block
 
 
 class Block(torch.nn.Module):

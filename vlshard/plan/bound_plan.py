@@ -24,12 +24,14 @@ from vlshard.plan.deal_lines import deal_lines
 from vlshard.plan.doors import Door, group_axes, make_door
 from vlshard.plan.hand_off import Placeholders, hand_off, merged
 from vlshard.plan.header import Share, StepHeader
+from vlshard.plan.inside import fused_parameters
 from vlshard.plan.model_config import PATCHES, TOKENS, ModelConfig
 from vlshard.plan.splits import Splits
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.tokens import is_packed, token_places
 from vlshard.programs import Peers, Program
 from vlshard.storage import (
+    FusedDims,
     Parts,
     Storage,
     StoredParameter,
@@ -157,6 +159,11 @@ class BoundPlan:
     def parts(self) -> Parts:
         """The parameters that splits cut for compute."""
         return Parts(self.splits.layouts, self.mesh)
+
+    @cached_property
+    def fused(self) -> FusedDims:
+        """The parameters with a dim that is several factors, such as queries, keys and values."""
+        return fused_parameters(self.config)
 
     @cached_property
     def stored(self) -> Mapping[str, StoredParameter]:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from vlshard.language import Group, Int, spec
+from vlshard.storage import FusedDims, WrittenOut
+
 
 @dataclass(frozen=True)
 class Inside:
@@ -42,3 +45,15 @@ class HasInsides(Protocol):
     def insides(self) -> Mapping[str, Inside]:
         """The insides by the names by which cores call them."""
         ...
+
+
+def fused_parameters(config: object) -> FusedDims:
+    """The parameters with a dim that begins with a factor written out, such as ``(3 h d) c``."""
+    insides: Mapping[str, Inside] = config.insides() if isinstance(config, HasInsides) else {}
+    return {
+        name: WrittenOut(i, dim.items[0].value)
+        for inside in insides.values()
+        for name, dims in inside.parameters.items()
+        for i, dim in enumerate(spec(dims).dims)
+        if isinstance(dim, Group) and isinstance(dim.items[0], Int)
+    }
