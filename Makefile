@@ -27,7 +27,7 @@ test: setup
 parity: setup
 	$(BIN)/python -m tests.dist.long_parity
 	$(BIN)/python -m tests.simulate --shipped --drawn 200
-	$(BIN)/python -m pytest --all-pairs $(addprefix tests/dist/test_,programs.py attention_modes.py plan_mixes.py mode_layouts.py splits.py saved.py)
+	$(BIN)/python -m pytest --all-pairs $(addprefix tests/dist/test_,programs.py attention_modes.py plan_mixes.py mode_layouts.py splits.py split_traffic.py saved.py)
 	$(BIN)/python -m tests.vlshard.exhaustive
 	$(BIN)/python -m tests.vlshard.triangles --each 60
 	$(BIN)/python -m tests.vlshard.fuzz
@@ -47,6 +47,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.peers_table
 	$(BIN)/python -m tests.benchmarks.bench_dealing
 	$(BIN)/python -m tests.benchmarks.bench_memory
+	$(BIN)/python -m tests.benchmarks.bench_split_memory
 	$(BIN)/python -m tests.benchmarks.bench_overlap
 
 clean:

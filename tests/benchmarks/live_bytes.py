@@ -19,8 +19,16 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self._alive = 0
-        self._known: dict[int, int] = {}
+        self._at_most = 0  # alive, and what was emptied since it was last counted
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+
+    def alive(self) -> int:
+        """Count the bytes that are alive, of storages made inside; an emptied one has none."""
+        for key, (known, _) in self._known.items():
+            storage = known()
+            self._known[key] = known, 0 if storage is None else storage.nbytes()
+        self._at_most = sum(size for _, size in self._known.values())
+        return self._at_most
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -28,19 +36,19 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if is_dense(leaf) and leaf.untyped_storage()._cdata not in given:
                 self._note(leaf.untyped_storage())
+        if self._at_most > self.peak:
+            self.peak = max(self.peak, self.alive())
         return out
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._known:
-            return
-        self._known[key] = storage.nbytes()
-        self._alive += storage.nbytes()
-        self.peak = max(self.peak, self._alive)
-        weakref.finalize(storage, self._forget, key)
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage), storage.nbytes()
+            self._at_most += storage.nbytes()
+            weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
-        self._alive -= self._known.pop(key)
+        self._at_most -= self._known.pop(key)[1]
 
 
 def is_dense(x: object) -> bool:

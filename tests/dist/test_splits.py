@@ -64,6 +64,7 @@ def plan(world):
         splits={splits},
         attention={modes},
         checkpoint={checkpoint},
+        regather={regather},
     )
 """
 
@@ -92,8 +93,11 @@ def reference(key_heads: int, cases: tuple[str, ...]) -> dict[str, Outcome]:
 
 
 def write_plan(path, key) -> str:
-    mesh, splits, patches, tokens, modes, *more = PLANS[key]
-    fields = {"params": '{"**": fsdp(" ".join(mesh.sizes))}', "checkpoint": {}}
+    return write_plan_of(path, *PLANS[key])
+
+
+def write_plan_of(path, mesh, splits, patches, tokens, modes, *more) -> str:
+    fields = {"params": '{"**": fsdp(" ".join(mesh.sizes))}', "checkpoint": {}, "regather": ()}
     for other in more:
         fields |= other
     fields |= {"mesh": mesh, "splits": splits, "patches": patches, "tokens": tokens}

@@ -268,6 +268,18 @@ def mode_over(axis):
         ("attention", {"text": mode_over(3)}, "ulysses(3) names no mesh axis"),
         ("checkpoint", {"text": 1.5}, "1.5 is not a count\n  plan checkpoint 'text'"),
         ("checkpoint", {"text": True}, "True is not a count"),
+        (
+            "regather",
+            "text",
+            "regather is 'text', not a tuple of sites\n  plan regather\n  fix: ('text',)",
+        ),
+        (
+            "regather",
+            ("texts",),
+            "regather names no site 'texts'; did you mean 'text'?\n"
+            "  plan regather\n"
+            "  sites: vision, text",
+        ),
     ],
 )
 def test_fields_of_another_kind_are_refused(field, value, what):

@@ -7,6 +7,7 @@ from tests.tiny import tiny_raw
 from vlshard import Mesh, Plan, PlanError, fsdp, gather, layout, load_plan
 from vlshard.plan import check_splits
 from vlshard.plan.describe import describe_storage
+from vlshard.plan.split_remarks import split_remarks
 
 TP = {"text.q": "h@tp d", "text.k": "kv@tp d", "text.mlp": "f@tp"}
 PAIR = {"dp": 1, "tp": 2}
@@ -285,3 +286,34 @@ def test_experts_are_cut_by_number_and_width_and_gate_and_up_each(monkeypatch):
 def test_packing_moves_outside_what_is_undone_on_the_way_in():
     plan = load_plan("plans/decoder_tp_cp.py", 4).packed()
     assert plan.layouts["text.tokens"] == "(smp@dp.home s@cp.zigzag)@tp m"
+
+
+@pytest.mark.parametrize(
+    ("dense", "tokens", "regather", "remarks"),
+    [
+        ([1, 3], "b@dp.home s@tp m", ("text",), []),
+        (
+            [],
+            "b@dp.home s@tp m",
+            ("text",),
+            ["text.mlp cuts nothing: no layer of this model has a parameter of text.mlp"],
+        ),
+        (
+            [1, 3],
+            "b@dp.home s m",
+            ("text", "vision"),
+            [
+                "regather of text: no split of its blocks gathers text.tokens on the way in",
+                "regather of vision: no split of its blocks gathers vision.patches on the way in",
+            ],
+        ),
+    ],
+)
+def test_what_has_no_effect_is_remarked(dense, tokens, regather, remarks):
+    layouts = {"vision.patches": "(img@dp.home@tp.balance s) c", "text.tokens": tokens}
+    mesh, params = Mesh(dp=1, tp=2), {"**": fsdp("dp tp")}
+    plan = Plan(mesh, params, layouts, splits=TP, regather=regather)
+    model = Config.from_dict(tiny_raw(text={"mlp_only_layers": dense}))
+    bound = plan.bind(model, 2)
+    assert list(split_remarks(bound)) == remarks
+    assert bound.facts()["entered tokens of text"] == "gathered again"

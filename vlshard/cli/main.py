@@ -22,7 +22,14 @@ from vlshard.language import (
     layout,
     spec,
 )
-from vlshard.plan import describe_storage, idle_axes, load_plan, padding_remarks, unused_axes
+from vlshard.plan import (
+    describe_storage,
+    idle_axes,
+    load_plan,
+    padding_remarks,
+    split_remarks,
+    unused_axes,
+)
 from vlshard.programs import transition
 
 WRONG = 2
@@ -166,7 +173,7 @@ def _check(options: argparse.Namespace) -> int:
             *unused_axes(plan.layouts, plan.params, plan.mesh, plan.splits),
             *idle_axes(plan.attention, plan.layouts, plan.mesh, config),
         ]
-        for remark in (*remarks, *padding_remarks(bound)):
+        for remark in (*remarks, *split_remarks(bound), *padding_remarks(bound)):
             print(f"  {remark}")
         if options.storage:
             print(describe_storage(bound))

@@ -2,7 +2,8 @@
 
 `plan` holds `Plan`, `plan_file` reads one; `check` and its neighbours find its faults, against what
 `model_config` asks of a model; `bound_plan` is what fits, `describe` what ranks then store.
-`splits` says what follows from cutting an `inside` of blocks, and `doors` is the way in and out.
+`splits` says what follows from cutting an `inside` of blocks, and `doors` is the way in and out,
+`regather` one that keeps less for backward.
 `header` is what all ranks know of a micro-batch: the `facts` of its samples, as each rank has
 `told` them. From it `tokens` and `hand_off` say who holds which tokens and visual rows, and
 `step_boundaries` is what a core then calls, by the protocol in `boundaries`. `advise` compares
@@ -19,6 +20,7 @@ from vlshard.plan.header import Share, StepHeader, deal_rows, make_headers
 from vlshard.plan.inside import HasInsides, Inside
 from vlshard.plan.model_config import ModelConfig
 from vlshard.plan.plan import Plan, load_plan
+from vlshard.plan.split_remarks import split_remarks
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.told import Told, merge_told
 from vlshard.plan.unused_axes import unused_axes
@@ -48,5 +50,6 @@ __all__ = [
     "make_headers",
     "merge_told",
     "padding_remarks",
+    "split_remarks",
     "unused_axes",
 ]

@@ -26,6 +26,7 @@ from vlshard.plan.hand_off import Placeholders, hand_off, merged
 from vlshard.plan.header import Share, StepHeader
 from vlshard.plan.inside import fused_parameters
 from vlshard.plan.model_config import PATCHES, TOKENS, ModelConfig
+from vlshard.plan.regather import Regathered
 from vlshard.plan.splits import Splits
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.tokens import is_packed, token_places
@@ -64,6 +65,7 @@ class BoundPlan:
       cost: coefficients (a, b) by which frames are dealt.
       splits: how the insides of blocks are cut, and the parameters that follow.
       kernel: attention in place of the device's own.
+      regather: sites whose entered tokens are gathered again in backward.
     """
 
     mesh: Mesh
@@ -76,6 +78,7 @@ class BoundPlan:
     cost: tuple[float, float]
     splits: Splits
     kernel: Kernel | None = None
+    regather: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
         """What ranks must have bound alike, by name; short."""
@@ -91,6 +94,7 @@ class BoundPlan:
             **_storage_facts(self.storages),
             **{f"checkpoint of {site}": every for site, every in self.checkpoint.items()},
             **{f"split of {name}": str(cut) for name, cut in self.splits.specs.items()},
+            **{f"entered tokens of {site}": "gathered again" for site in self.regather},
             "cost of a frame": self.cost,
             "kernel": kernel,
             "heads": {site: tuple(heads) for site, heads in self.config.heads.items()},
@@ -154,6 +158,11 @@ class BoundPlan:
             for kind, inside in self.splits.insides.items()
             if self.splits.axes(kind) and not inside.by_index
         }
+
+    @cached_property
+    def gathering(self) -> frozenset[str]:
+        """The insides that gather tokens on the way in."""
+        return frozenset(kind for kind, (into, _) in self._programs.items() if into.steps)
 
     @cached_property
     def parts(self) -> Parts:
@@ -270,16 +279,18 @@ class BoundPlan:
         same = entered == tokens.spec
         return tokens if same else layout(entered, self.mesh, where=inside, **tokens.sizes)
 
-    def _doors(self, where: StepLayouts) -> dict[str, Door]:
+    def _doors(self, where: StepLayouts) -> dict[str, Door | Regathered]:
         """The ways into the insides that splits cut, and out of them."""
-        doors: dict[str, Door] = {}
+        doors: dict[str, Door | Regathered] = {}
         for kind, programs in self._programs.items():
             inside = self.splits.insides[kind]
             tokens = where.patches if inside.site == "vision" else where.tokens
             width = spec(str(tokens.spec.dims[-1])).names[0]
             sizes = {**tokens.sizes, width: inside.sizes[width]}
             one_row = inside.site == "text" and is_packed(self.tokens)
-            doors[kind] = make_door(programs, self.mesh, sizes, one_row=one_row)
+            door = make_door(programs, self.mesh, sizes, one_row=one_row)
+            again = inside.site in self.regather and kind in self.gathering
+            doors[kind] = Regathered(door) if again else door
         return doors
 
     def seen_from(self, rank: int) -> "BoundPlan":

@@ -1,6 +1,6 @@
 """Everything that can be wrong with a plan, found before anything is allocated or sent."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import cast
 
@@ -12,6 +12,7 @@ from vlshard.language import (
     PlanError,
     ShardError,
     coefficients,
+    nearest,
 )
 from vlshard.plan.model_config import ModelConfig
 from vlshard.storage import Storage
@@ -74,6 +75,25 @@ def check_checkpoint(
             yield PlanError(
                 f"checkpoint takes a site and a count of at least 1, not {site!r}: {every}",
                 where=f"{source} checkpoint",
+                notes=[f"sites: {', '.join(config.heads)}"],
+            )
+
+
+def check_regather(sites: object, config: ModelConfig, source: str) -> Iterator[ShardError]:
+    """Gathering again names sites."""
+    if not isinstance(sites, tuple | list):
+        offer = f"({sites!r},)" if sites in config.heads else '("text",)'
+        yield PlanError(
+            f"regather is {sites!r}, not a tuple of sites",
+            where=f"{source} regather",
+            notes=[f"fix: {offer}"],
+        )
+        return
+    for site in cast("Iterable[object]", sites):
+        if site not in config.heads:
+            yield PlanError(
+                f"regather names no site {site!r}{nearest(str(site), config.heads)}",
+                where=f"{source} regather",
                 notes=[f"sites: {', '.join(config.heads)}"],
             )
 

@@ -24,6 +24,11 @@ class Door:
     out: Lowered
     one_row: bool
 
+    @property
+    def ways(self) -> tuple[Lowered, Lowered]:
+        """The way in, and the way out."""
+        return self.into, self.out
+
     def enter(self, x: Tensor) -> Tensor:
         """Tokens to compute on."""
         return self._moved(x, self.into)

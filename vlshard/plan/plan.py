@@ -14,7 +14,13 @@ from vlshard.language import (
     spec,
 )
 from vlshard.plan.bound_plan import BoundPlan
-from vlshard.plan.check import check_checkpoint, check_cost, check_kinds, check_world
+from vlshard.plan.check import (
+    check_checkpoint,
+    check_cost,
+    check_kinds,
+    check_regather,
+    check_world,
+)
 from vlshard.plan.check_attention import check_cover, check_modes
 from vlshard.plan.check_layouts import check_homes, check_layouts
 from vlshard.plan.check_splits import check_doors, check_splits
@@ -47,6 +53,8 @@ class Plan:
         None counts the multiplications of the model's vision blocks.
       splits: layouts of the inner dims of blocks, such as ``{"text.mlp": "f@tp"}``: the parameters
         that have these dims are cut alike, and each rank computes its part.
+      regather: sites, such as ``("text",)``, whose blocks do not keep for backward what they gather
+        on the way into a split, but gather it again.
       source: file that the plan was read from, for messages.
     """
 
@@ -57,6 +65,7 @@ class Plan:
     checkpoint: Mapping[str, int] = field(default_factory=dict[str, int])
     cost: tuple[float, float] | None = None
     splits: Mapping[str, str] = field(default_factory=dict[str, str])
+    regather: tuple[str, ...] = ()
     source: str = "plan"
 
     def bind(self, config: ModelConfig, world: int, *, kernel: Kernel | None = None) -> "BoundPlan":
@@ -94,6 +103,7 @@ class Plan:
             cost=self.cost or config.patch_cost,
             splits=derive(self.splits, self.mesh, config),
             kernel=kernel,
+            regather=tuple(self.regather),
         )
         if running:
             refuse_differences(bound.facts(), headline="ranks have bound different plans")
@@ -126,6 +136,7 @@ class Plan:
         splits = list(check_splits(self.splits, mesh, config, source))
         yield from splits
         yield from check_checkpoint(self.checkpoint, config, source)
+        yield from check_regather(self.regather, config, source)
         yield from check_cost(self.cost, source)
         yield from check_modes(self.attention, mesh, config, source)
         layouts = list(check_layouts(self.layouts, mesh, config, source))

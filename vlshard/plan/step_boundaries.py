@@ -10,6 +10,7 @@ from vlshard.attention import Heads, Schedule
 from vlshard.comm import Pending, RowMove, send_ahead, untraced
 from vlshard.plan.doors import Door
 from vlshard.plan.header import Share
+from vlshard.plan.regather import Regathered
 
 
 class StepBoundaries:
@@ -24,7 +25,7 @@ class StepBoundaries:
         share: Share,
         schedules: Mapping[str, Schedule],
         merged: RowMove,
-        doors: Mapping[str, Door] | None = None,
+        doors: Mapping[str, Door | Regathered] | None = None,
     ) -> None:
         self.share = share
         self._schedules = schedules
@@ -42,7 +43,7 @@ class StepBoundaries:
             return
         schedules, doors = self._schedules.values(), self._doors.values()
         indices = [i for one in schedules for i in one.indices(device.type, dtype)]
-        indices += [i for door in doors for way in (door.into, door.out) for i in way.indices]
+        indices += [i for door in doors for way in door.ways for i in way.indices]
         send_ahead([*self._merged.indices, *indices], device)
 
     @untraced
