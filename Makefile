@@ -48,6 +48,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_dealing
 	$(BIN)/python -m tests.benchmarks.bench_memory
 	$(BIN)/python -m tests.benchmarks.bench_split_memory
+	$(BIN)/python -m tests.benchmarks.bench_reduce
 	$(BIN)/python -m tests.benchmarks.bench_overlap
 
 clean:

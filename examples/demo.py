@@ -83,8 +83,7 @@ def train_command(options: argparse.Namespace, out: Path) -> list[str]:
         "save": out / "export",
     }
     arguments = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    return [*launch, "examples/train.py", *arguments]
+    return ["-m", "model.training", "--ranks", str(RANKS), *arguments]
 
 
 def read_command(out: Path) -> list[str]:
@@ -128,7 +127,7 @@ def reading_table(reading: dict[str, Any]) -> Table:
 def report(console: Console, options: argparse.Namespace, out: Path) -> None:
     """Print what was trained, how, and what it can do."""
     with open(out / "metrics.jsonl", encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines]
+        records = [found for found in map(json.loads, lines) if "loss" in found]
     reading = json.loads((out / "reading.json").read_text(encoding="utf-8"))
     last = records[-LAST_STEPS:]
     mean = sum(record["loss"] for record in last) / len(last)

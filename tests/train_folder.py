@@ -97,7 +97,14 @@ def run_train(options, rank=None, step=0, number=signal.SIGINT):
 
 
 def read_metrics(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The lines of steps."""
+    return read_lines(path, "loss")
+
+
+def read_lines(path, key):
+    """The lines of a metrics file that have a field."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in found if key in line]
 
 
 def broken_rows(folder, target, line, text=None, **changes):

@@ -7,7 +7,7 @@ makes this rank's tensors, `positions` what depends on where a token or patch li
 
 from model.data.images import ImageReader
 from model.data.inputs import ModelInputs, VisionInputs
-from model.data.loader import DATA_ERRORS, Batch, Loader, Reading
+from model.data.loader import DATA_ERRORS, Batch, Loader, MicroBatch, Reading
 from model.data.rows import RowFile
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "ImageReader",
     "Loader",
+    "MicroBatch",
     "ModelInputs",
     "Reading",
     "RowFile",

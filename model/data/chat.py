@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -105,6 +106,13 @@ class ChatTemplate:
         repeats[placeholders] = [t * h * w // self.config.unit for t, h, w in grids]
         labels = np.where(learned, ids, IGNORED)
         return Sample(np.repeat(ids, repeats), np.repeat(labels, repeats), grids)
+
+    def text(self, ids: Iterable[int]) -> str | None:
+        """Tokens as they read, control tokens included; None if the folder has no tokenizer."""
+        try:
+            return self.tools.controls.text(ids)
+        except ChatError:
+            return None
 
 
 class Chat:

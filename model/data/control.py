@@ -53,6 +53,10 @@ class Controls:
                 return self._alphabets[first]
         raise ControlError("the chat uses every letter of Unicode's last private plane")
 
+    def text(self, ids: Iterable[int]) -> str:
+        """What tokens stand for, control tokens as they are spelt."""
+        return self._backend.decode(list(map(int, ids)), skip_special_tokens=False)
+
     def twin(self, letters: dict[int, str]) -> Tokenizer:
         """A copy of the tokenizer that reads control tokens from letters, and from nothing else."""
         state = json.loads(self._backend.to_str())

@@ -60,6 +60,25 @@ class Images(Protocol):
         ...
 
 
+@runtime_checkable
+class Order(Protocol):
+    """Which rows each step takes; see ``Reading``."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        ...
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Rows per data-parallel rank and forward; None is all of a step's."""
+        ...
+
+    def rows(self, step: int) -> tuple[int, ...]:
+        """Rows of a step (counted from 0), in global order."""
+        ...
+
+
 @dataclass(frozen=True)
 class Reading:
     """Which rows each step takes.
@@ -151,7 +170,7 @@ class Loader:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: Order,
         rows: Rows,
         images: Images,
         config: Config,

@@ -11,7 +11,7 @@ from model.config import Config, json_text, odd_file, parse_json
 from model.data.chat import ChatError, ChatTemplate
 from model.data.image_names import NameFault, image_paths, kind_of
 from model.data.images import ImageError, ImageReader
-from model.data.sample import Sample, sample_facts
+from model.data.sample import IGNORED, Sample, sample_facts
 from vlshard.language import clipped, clipped_path
 from vlshard.plan import Grid
 
@@ -103,6 +103,20 @@ class RowFile:
         if fault is not None:
             self._fail(line, fault)
         return sample, paths
+
+    def learned(self, index: int) -> tuple[int, int, str | None]:
+        """What is learned of a row.
+
+        Args:
+          index: number of the row.
+        Returns: its tokens, how many of them are learned, and these as text where the model's
+          folder has a tokenizer.
+        Raises: RowError as ``row`` does.
+        """
+        sample, _ = self.row(index)
+        labels = sample.labels[1:]
+        wanted = labels[labels != IGNORED]
+        return len(sample.ids), len(wanted), self._template.text(wanted)
 
     def _index(self) -> list[tuple[int, int, int]]:
         """Offset, line and checksum of every row."""

@@ -11,6 +11,7 @@ from model.modules import Qwen3VLMoe, fill, refuse_expert_widths
 from model.training.job import DTYPES, KNOWN_ERRORS, Job
 from model.training.report import say, warn
 from model.training.settings import Settings
+from model.training.trainer import rate_factors
 from vlshard import ShardError, shard_model
 from vlshard.comm import together
 from vlshard.language import nearest
@@ -18,10 +19,19 @@ from vlshard.language import nearest
 
 def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module:
     """The model as the plan stores it, with the folder's weights or new ones."""
+    model = make_model(settings, job, device)
+    fill_model(settings, job, model, device)
+    return model
+
+
+def make_model(settings: Settings, job: Job, device: torch.device) -> nn.Module:
+    """The model as the plan stores it, on the meta device: without values."""
     with together(*KNOWN_ERRORS, ValueError), torch.device("meta"):
         refuse_expert_widths(job.config, DTYPES[settings.dtype])
         model = Qwen3VLMoe(job.config, job.bound.checkpoint)
         freeze(model, settings.freeze)
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        rate_factors(trained, settings.lr_of)
     shard_model(
         model,
         job.bound.storages,
@@ -31,6 +41,11 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
         compute_dtype=DTYPES[settings.dtype],
         device_type=device.type,
     )
+    return model
+
+
+def fill_model(settings: Settings, job: Job, model: nn.Module, device: torch.device) -> None:
+    """Give a model that was just made memory, and the folder's weights or new ones."""
     model.to_empty(device=device)
     with together(*KNOWN_ERRORS):
         if has_weights(settings.model):
@@ -40,7 +55,6 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
         else:
             fill(model, job.config, settings.seed, job.bound.parts)
             tell_weights(settings, [])
-    return model
 
 
 def tell_weights(settings: Settings, read: list[str]) -> None:

@@ -12,8 +12,8 @@ class SettingsError(ValueError):
 
 
 USAGE = (
-    "usage: train.py --plan PLAN --model DIR --data FILE --steps N --batch N [OPTION ...]"
-    "; --help lists the options"
+    "usage: python -m model.training --plan PLAN --model DIR --data FILE --steps N --batch N"
+    " [OPTION ...]; --help lists the options"
 )
 
 
@@ -26,7 +26,8 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """
     found = vars(_parser().parse_args(arguments))
     found.pop(_GIVEN, None)
-    return {**found, "freeze": tuple(found["freeze"])}
+    several = {name: tuple(found[name]) for name in ("freeze", "lr_of")}
+    return {**found, "steps": found["steps"] or 0, **several}
 
 
 _GIVEN = "given more than once"
@@ -78,11 +79,36 @@ def _number(kind: type[int] | type[float], least: float) -> Callable[[str], floa
     return parse
 
 
+def _positive(text: str) -> float:
+    """A finite number above zero."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number > 0")
+    return value
+
+
+def _factor(text: str) -> tuple[str, float]:
+    """A pattern of parameters, and by what their rate is multiplied."""
+    pattern, _, factor = text.rpartition("=")
+    if not pattern:
+        raise argparse.ArgumentTypeError(f"{text} is not PATTERN=FACTOR, such as 'lm_head.*=0.1'")
+    return pattern, _positive(factor)
+
+
+def _span(text: str) -> tuple[int, int]:
+    """A first and a last step."""
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text} is not FROM:TO, such as 3:5: steps from 1")
+    return int(first), int(last)
+
+
 _count, _natural, _real = _number(int, 1), _number(int, 0), _number(float, 0)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
+        prog="python -m model.training",
         description="Train a Qwen3-VL-MoE from files, under a plan.",
         formatter_class=_Help,
         allow_abbrev=False,
@@ -101,6 +127,8 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add("--plan", required=True, help="plan file or module, such as plans/baseline_dp.py")
     add("--model", required=True, type=Path, help="Hugging Face folder; weights may be absent")
     add("--data", required=True, type=Path, help="JSONL file of chat or pre-tokenised rows")
+    add("--eval", type=Path, metavar="FILE", help="rows to evaluate on, after the last step")
+    add("--eval-every", type=_count, metavar="STEPS", help="evaluate after so many steps, too")
     add(
         "--freeze",
         nargs="+",
@@ -118,9 +146,19 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
 
 def _add_steps(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--steps", required=True, type=_count, help="optimizer steps")
+    length = group.add_mutually_exclusive_group(required=True)
+    length.register("action", None, _Once)
+    length.add_argument("--steps", type=_count, help="optimizer steps")
+    length.add_argument("--epochs", type=_positive, help="passes over the data; 0.5 is half of one")
     add("--batch", required=True, type=_count, help="rows of a step, over all ranks")
     add("--micro-batch", type=_count, help="rows per data-parallel rank and forward; default all")
+    add(
+        "--reduce",
+        choices=("every", "last"),
+        default="every",
+        help="after which of a step's micro-batches gradients are summed over ranks: the last one"
+        " alone sends less and keeps whole gradients in memory",
+    )
     add(
         "--pack",
         action="store_true",
@@ -140,6 +178,16 @@ def _add_optimizer(group: argparse._ArgumentGroup) -> None:
         help="of the rate, after warm-up",
     )
     add("--min-lr", type=_real, default=0.0, help="where the cosine schedule ends")
+    add(
+        "--lr-of",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=_factor,
+        metavar="PATTERN=FACTOR",
+        help="multiply the rate of parameters, such as 'model.visual.*=0.1'; the last that matches"
+        " counts",
+    )
     add("--warmup", type=_natural, default=0, help="steps of linear warm-up")
     add("--weight-decay", type=_real, default=0.0, help="AdamW's decoupled decay")
     add(
@@ -156,7 +204,22 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--save", type=Path, help="export a Hugging Face folder at the end, or at a signal")
     add("--metrics", type=Path, help="write one JSON object a step to this file")
+    add(
+        "--peak-flops",
+        type=_real,
+        default=0.0,
+        metavar="FLOPS",
+        help="what a device can do in a second, for its share in the metrics; 0 leaves it out",
+    )
+    add("--tensorboard", type=Path, metavar="DIR", help="write the metrics for TensorBoard, too")
     add("--plot", type=Path, help="draw loss and gradient norm into this picture")
+    add(
+        "--profile",
+        type=_span,
+        metavar="FROM:TO",
+        help="record these steps, one torch trace a rank",
+    )
+    add("--profile-dir", type=Path, default=Path("profile"), metavar="DIR", help="for the traces")
     add(
         "--overwrite",
         action="store_true",
@@ -167,6 +230,19 @@ def _add_outputs(group: argparse._ArgumentGroup) -> None:
 
 def _add_ranks(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    add(
+        "--dry-run",
+        action="store_true",
+        help="read and check everything, say what would be done, plan one step, and end",
+    )
+    add("--ranks", type=_count, help="start so many on this machine; default: torchrun's, or one")
+    add(
+        "--shutdown-timeout",
+        type=_real,
+        default=300.0,
+        metavar="SECONDS",
+        help="what ranks that --ranks started have to end after a signal",
+    )
     add(
         "--dtype",
         choices=("float32", "bfloat16"),

@@ -23,7 +23,8 @@ from vlshard.comm import fingerprint, refuse_differences, together
 
 BLOCKS, BLOCK = 64, 4096  # of a file of weights
 SAMPLED = 4  # rows that are read
-PATHS = ("model", "data", "plan", "metrics", "plot")  # what they hold is compared, or rank 0's own
+# What they hold is compared, or they are rank 0's own.
+PATHS = ("model", "data", "eval", "plan", "metrics", "plot", "tensorboard", "profile_dir")
 # What makes tokens of text and pixels of images; config.json is compared field by field.
 TEXT_FILES = ("*token*.json", "vocab.*", "merges.txt", "chat_template.*", "*processor_config.json")
 
@@ -41,17 +42,23 @@ def compare_settings(settings: Settings) -> None:
     refuse_differences({**told, "--save": settings.save is not None})
 
 
-def compare_inputs(settings: Settings, config: Config, rows: RowFile) -> None:
+def compare_inputs(settings: Settings, config: Config, data: Mapping[str, RowFile]) -> None:
     """Refuse ranks that read different configs, data, tokenizers or weights.
 
+    Args:
+      settings: of the run.
+      config: of the model.
+      data: each file of rows, by what its rows are called before the word.
     Raises: AgreedError on every rank that names what differs and on which ranks.
     """
     with together(OSError):
         told: dict[str, object] = {f"config {k}": v for k, v in _flat(asdict(config)).items()}
         told |= weights_facts(settings.model)
-        told |= {"rows": f"{len(rows)}, checksum {rows.fingerprint}"}
         told |= {path.name: _whole(path) for path in _text_files(settings.model)}
-        told |= {f"row {index} as tokens": _content(rows, index) for index in _spread(len(rows))}
+        for kind, rows in data.items():
+            told[f"{kind}rows"] = f"{len(rows)}, checksum {rows.fingerprint}"
+            spread = _spread(len(rows))
+            told |= {f"{kind}row {index} as tokens": _content(rows, index) for index in spread}
     refuse_differences(told)
 
 

@@ -22,13 +22,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Job:
-    """What the settings name, read and checked."""
+    """What the settings name, read and checked.
 
+    Attributes:
+      settings: with the number of steps, also where it was given in passes over the data.
+      evaluated: rows to evaluate on, or None.
+    """
+
+    settings: Settings
     config: Config
     bound: BoundPlan
     rows: RowFile
     images: ImageReader
     reading: Reading
+    evaluated: RowFile | None = None
 
 
 def prepare(settings: Settings, device: torch.device) -> Job:
@@ -39,11 +46,13 @@ def prepare(settings: Settings, device: torch.device) -> Job:
         plan = load_plan(settings.plan, dist.get_world_size())
         images = ImageReader(settings.model, config)
         rows = RowFile(settings.data, settings.model, config, images)
+        other = settings.eval and RowFile(settings.eval, settings.model, config, images)
+        settings = settings.for_rows(len(rows))
         if has_weights(settings.model):
             check_checkpoint(settings.model, config, settings.expert_layout)
         if dist.get_rank() == 0:
             check_outputs(settings, config)
-    compare_inputs(settings, config, rows)
+    compare_inputs(settings, config, {"": rows} | ({"eval ": other} if other else {}))
     if settings.measure_cost:
         plan = replace(plan, cost=measured_cost(config, settings, device))
     with together(*KNOWN_ERRORS):
@@ -58,7 +67,7 @@ def prepare(settings: Settings, device: torch.device) -> Job:
         seed=settings.seed,
         shuffle=settings.shuffle,
     )
-    return Job(config, bound, rows, images, reading)
+    return Job(settings, config, bound, rows, images, reading, other)
 
 
 def measured_cost(config: Config, settings: Settings, device: torch.device) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from model.training.interruption import Interruption
-from model.training.report import silence, tell
+from model.training.report import silence, tell, tell_launcher
 from vlshard.comm import AgreedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
@@ -57,7 +57,9 @@ def join_ranks(device: str | None = None, interruption: Interruption | None = No
     return place
 
 
-def run(main: Callable[[], int], interruption: Interruption | None = None) -> None:
+def run(
+    main: Callable[[], int], interruption: Interruption | None = None, *, speak: bool = True
+) -> None:
     """Run a program and exit; errors that all ranks share are told by rank 0, in one line.
 
     After an error the process ends at once: threads and collectives may wait for ranks that have
@@ -68,16 +70,19 @@ def run(main: Callable[[], int], interruption: Interruption | None = None) -> No
       main: returns the exit status.
       interruption: of this process; a rank whose collective failed because another one was ended
         by a signal ends like it.
+      speak: whether rank 0 tells the errors that all ranks share; else whoever started them does.
     """
     try:
         status = main()
     except AgreedError as error:
-        status = tell(error)
+        status = tell(error, speak=speak)
     except SystemExit:
         raise
-    except BaseException:
+    except BaseException as error:
         status = (interruption.ended_by_others() if interruption else None) or 1
         if status == 1:
+            text = f"rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}"
+            tell_launcher(text, status)
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from model.checkpoint import check_target, restore, try_target
 from model.config import Config
+from model.training.board import check_board
+from model.training.metrics_file import check_metrics
 from model.training.plot import check_picture
 from model.training.report import say
 from model.training.settings import Settings
@@ -14,21 +16,24 @@ class OutputError(OSError):
     """A place that cannot or must not be written to."""
 
 
-def check_outputs(settings: Settings, config: Config) -> None:
+def check_outputs(settings: Settings, config: Config, run: str | None = None) -> None:
     """Try all places at the start, on the rank that writes, so that no trained weights are lost.
 
     Args:
       settings: of the run; missing folders above its outputs are made.
       config: of the model, whose export must find room.
+      run: id of the run that goes on here, whose metrics and picture may be there already.
     Raises: OSError or CheckpointError that says what is wrong with a place.
     """
     files = {"--metrics": settings.metrics, "--plot": settings.plot}
     for option, path in files.items():
         if path is not None:
             _check_apart(option, path, settings)
-            _check_old(option, path, settings)
+            _check_old(option, path, settings, run)
     if settings.metrics and settings.plot and _same(settings.metrics, settings.plot):
         raise OutputError(f"--metrics and --plot both name {settings.plot}")
+    if settings.tensorboard:
+        check_board()
     if settings.plot:
         check_picture(settings.plot)
     for path in filter(None, files.values()):
@@ -44,8 +49,9 @@ def check_outputs(settings: Settings, config: Config) -> None:
 
 def _check_apart(option: str, path: Path, settings: Settings) -> None:
     """Refuse to write over what is read, or into what is replaced."""
-    for other, read in (("--data", settings.data), ("--plan", Path(settings.plan))):
-        if _same(path, read):
+    inputs = {"--data": settings.data, "--plan": Path(settings.plan), "--eval": settings.eval}
+    for other, read in inputs.items():
+        if read is not None and _same(path, read):
             raise OutputError(f"{option} and {other} both name {path}: it would be overwritten")
     if settings.save and _inside(path, settings.save):
         where = f"{settings.save}, which --save replaces"
@@ -54,8 +60,12 @@ def _check_apart(option: str, path: Path, settings: Settings) -> None:
         raise OutputError(f"{option} {path} is a file of --model: it would be overwritten")
 
 
-def _check_old(option: str, path: Path, settings: Settings) -> None:
-    """Refuse to replace what an earlier run has written."""
+def _check_old(option: str, path: Path, settings: Settings, run: str | None) -> None:
+    """Refuse to replace what another run has written."""
+    if run is not None and not settings.overwrite:
+        if path == settings.metrics:
+            check_metrics(path, run)
+        return
     if path.is_file() and path.stat().st_size and not settings.overwrite:
         raise OutputError(f"{option} {path} exists: name another file, or add --overwrite")
 

@@ -1,9 +1,10 @@
-"""A picture of loss and gradient norm over steps."""
+"""A picture of loss and gradient norm over steps, and of what evaluations have found."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from model.training.record import StepRecord
+from model.training.record import EvalRecord, StepRecord
 
 
 def check_picture(path: Path) -> None:
@@ -20,19 +21,44 @@ def check_picture(path: Path) -> None:
         raise OSError(f"{path} is a folder, not a picture")
 
 
-def draw(records: Sequence[StepRecord], path: Path) -> None:
-    """Draw loss and gradient norm over steps into a picture file."""
+def draw(records: Sequence[StepRecord], evaluations: Sequence[EvalRecord], path: Path) -> None:
+    """Draw loss and gradient norm over steps into a picture file.
+
+    Args:
+      records: of the steps.
+      evaluations: their losses are drawn beside those of training, their accuracies below.
+      path: the picture.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 1, sharex=True, figsize=(7, 6), layout="constrained")
+    count = 3 if evaluations else 2
+    figure, axes = pyplot.subplots(
+        count, 1, sharex=True, figsize=(7, 3 * count), layout="constrained"
+    )
     steps = [record.step for record in records]
-    for axis, name in zip(axes, ("loss", "grad_norm"), strict=True):
-        axis.plot(steps, [getattr(record, name) for record in records], linewidth=1)
+    for axis, name in zip(axes, ("loss", "grad_norm"), strict=False):
+        values = [getattr(record, name) for record in records]
+        axis.plot(steps, values, linewidth=1, label="training")
         axis.set_ylabel(name.replace("_", " "))
+    if evaluations:
+        _draw_evaluations(axes[0], axes[2], evaluations)
+    for axis in axes:
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("step")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _draw_evaluations(loss: Any, accuracy: Any, evaluations: Sequence[EvalRecord]) -> None:
+    """Losses and accuracies of evaluations, the best one marked."""
+    steps = [record.step for record in evaluations]
+    best = min(evaluations, key=lambda record: record.eval_loss)
+    loss.plot(steps, [record.eval_loss for record in evaluations], "o-", ms=3, label="evaluation")
+    told = f"best: {best.eval_loss:.4f} after step {best.step}"
+    loss.plot([best.step], [best.eval_loss], "*", ms=12, label=told)
+    loss.legend()
+    accuracy.plot(steps, [record.eval_accuracy for record in evaluations], "o-", ms=3)
+    accuracy.set_ylabel("accuracy")

@@ -11,7 +11,7 @@ import time
 from typing import TextIO
 
 REPORT_SECONDS = 1.0
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun shows its message in the report that it ends with
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun shows its message in the report at its end
 
 
 def say(text: str, stream: TextIO | None = None) -> bool:
@@ -44,12 +44,18 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def tell(error: Exception) -> int:
+def tell(error: Exception, *, speak: bool = True) -> int:
     """Tell an error that every rank has; the exit status to end with.
 
     Rank 0 speaks; the others leave it the time to, since the first exit ends all ranks.
+
+    Args:
+      error: the same on every rank.
+      speak: whether rank 0 writes it to standard error; else whoever started the ranks does.
     """
-    tell_launcher(str(error))
+    tell_launcher(str(error), status=1)
+    if not speak:
+        return 1
     if int(os.environ.get("RANK", 0)) == 0:
         warn(f"error: {error}")
     else:
@@ -57,8 +63,13 @@ def tell(error: Exception) -> int:
     return 1
 
 
-def tell_launcher(text: str) -> None:
-    """Give torchrun what this rank ends for; its report is the last thing on the screen."""
+def tell_launcher(text: str, status: int) -> None:
+    """Give whoever started the ranks what this one ends for, to be the last on the screen.
+
+    Args:
+      text: what has happened.
+      status: that the rank ends with.
+    """
     if os.environ.get(ERROR_FILE):
         with contextlib.suppress(OSError), open(os.environ[ERROR_FILE], "w") as file:
-            json.dump({"message": text}, file)
+            json.dump({"message": text, "status": status, "time": time.time()}, file)

@@ -2,26 +2,30 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
 from math import prod
+from secrets import token_hex
 from signal import Signals
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from model.data import Batch, Loader
-from model.training.build import build_model
+from model.data import Loader
+from model.training.account import Account
+from model.training.build import fill_model, make_model
+from model.training.evaluation import Evaluator
 from model.training.export import export
 from model.training.interruption import Interruption, status_of
 from model.training.job import Job, prepare
 from model.training.journal import Journal
-from model.training.record import StepRecord, kept_rows
+from model.training.metrics_file import RunHead
+from model.training.overview import first_lines, step_lines
+from model.training.profiling import Profiler
 from model.training.report import say, tell_launcher
 from model.training.settings import Settings
-from model.training.trainer import StepResult, Trainer
-from vlshard import BoundPlan
+from model.training.trainer import Trainer
 from vlshard.comm import agree
-from vlshard.storage import local_part
 
 
 def train(settings: Settings, device: torch.device, interruption: Interruption) -> int:
@@ -38,14 +42,22 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     Raises: AgreedError on every rank for whatever is wrong with what the user gave.
     """
     job = prepare(settings, device)
+    settings = job.settings
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)
-    trainer = Trainer(settings, build_model(settings, job, device), device, job.bound)
-    tell_start(trainer.model, job.bound, settings)
+    model = make_model(settings, job, device)
+    run = agree(token_hex(4))[0]
+    tell("\n".join(first_lines(settings, job, model, run)))
+    if settings.dry_run:
+        return plan_step(job)
+    fill_model(settings, job, model, device)
+    trainer = Trainer(settings, model, device, job.bound)
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)
-    with journal(settings) as log:
-        signal = train_steps(settings, job, trainer, interruption, log)
+    rows = job.evaluated
+    evaluator = Evaluator(settings, job, rows, model, device) if rows else None
+    with journal(settings, run_head(settings, job, run)) as log:
+        signal = train_steps(settings, job, trainer, interruption, log, evaluator)
         if log:
             log.close_display()
         trainer.check_weights()
@@ -53,9 +65,21 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
             tell(f"{trainer.unlabelled} of {trainer.steps} steps had no label and moved no weight")
         if settings.save:
             export(settings, job, trainer.model, trainer.steps)
-            tell(f"exported to {settings.save}")
+    tell_end(settings, log, evaluator, trainer.steps)
+    if evaluator:
+        evaluator.close()
     if signal := signal or agreed_signal(interruption):
         return tell_stop(settings, signal, trainer.steps)
+    return 0
+
+
+def plan_step(job: Job) -> int:
+    """Read and plan the first step, and say what each rank would compute; the exit status."""
+    group = dist.new_group(backend="gloo")
+    reading = replace(job.reading, steps=1)
+    with Loader(reading, job.rows, job.images, job.config, job.bound, group) as batches:
+        tell("\n".join(step_lines(job.bound, next(iter(batches)))))
+    tell("dry run: nothing was trained, nothing is written")
     return 0
 
 
@@ -65,25 +89,44 @@ def train_steps(
     trainer: Trainer,
     interruption: Interruption,
     log: Journal | None,
+    evaluator: Evaluator | None = None,
 ) -> int:
-    """All steps, or those until a signal; its number, or 0."""
+    """All steps, or those until a signal, with evaluations between; its number, or 0."""
     group = dist.new_group(backend="gloo")
-    with Loader(job.reading, job.rows, job.images, job.config, job.bound, group) as batches:
-        start = time.perf_counter()
+    loader = Loader(job.reading, job.rows, job.images, job.config, job.bound, group)
+    with Profiler(settings.profile, settings.profile_dir) as profiler, loader as batches:
+        account, start = Account(job, trainer), time.perf_counter()
         for batch in batches:
+            came = time.perf_counter()
             if settings.show_deal and batch.step == 1:
                 tell("\n".join(map(job.bound.describe_deal, batch.headers)))
+            profiler.before(batch.step)
             found = trainer.step(batch, interruption.signal)
+            profiler.after(batch.step)
             now = time.perf_counter()
             if not batch.labels and trainer.unlabelled == 1:
                 tell(f"step {batch.step} has no label: no weight moves; metrics count such steps")
             if log:
-                log.add(record(batch, found, trainer.unlabelled, settings, now - start))
-            if found.signal:
-                return found.signal
-            start = now
+                log.add(account.record(batch, found, now - start, came - start))
+            signal = found.signal or evaluated(batch.step, evaluator, interruption, log)
+            if signal:
+                return signal
+            paused = evaluator is not None and evaluator.due(batch.step)
+            start = time.perf_counter() if paused else now
     dist.destroy_process_group(group)
     return 0
+
+
+def evaluated(
+    step: int, evaluator: Evaluator | None, interruption: Interruption, log: Journal | None
+) -> int:
+    """Evaluate after a step, if it is time to; the number of a signal that broke it off, or 0."""
+    if evaluator is None or not evaluator.due(step):
+        return 0
+    found, signal = evaluator.evaluate(step, interruption)
+    if log and found:
+        log.add_evaluation(found)
+    return signal
 
 
 def agreed_signal(interruption: Interruption) -> int:
@@ -97,6 +140,21 @@ def tell(text: str) -> None:
         say(text)
 
 
+def tell_end(
+    settings: Settings, log: Journal | None, evaluator: Evaluator | None, steps: int
+) -> None:
+    """Say on rank 0 what was written where."""
+    if evaluator and evaluator.best:
+        best = evaluator.best
+        tell(f"best evaluation: loss {best.eval_loss:.4f} after step {best.step}")
+    for what, path in (log.written if log else {}).items():
+        tell(f"{what} written to {path}")
+    if settings.profile and settings.profile[1] <= steps:
+        tell(f"traces written to {settings.profile_dir}, one a rank")
+    if settings.save:
+        tell(f"model exported to {settings.save}")
+
+
 def tell_stop(settings: Settings, signal: int, steps: int) -> int:
     """Say what a signal has cost; the exit status."""
     text = f"stopped by {Signals(signal).name} after step {steps} of {settings.steps}"
@@ -107,41 +165,24 @@ def tell_stop(settings: Settings, signal: int, steps: int) -> int:
     else:
         text = f"{text}: what was trained is lost, as there is no --save"
     tell(text)
-    tell_launcher(text)
+    tell_launcher(text, status_of(signal))
     return status_of(signal)
 
 
-def tell_start(model: nn.Module, bound: BoundPlan, settings: Settings) -> None:
-    """Say how many parameters each rank stores, and how text is packed; every rank calls it."""
-    stored = sum(local_part(parameter).numel() for parameter in model.parameters())
-    ranks = ", ".join(f"{count:,}" for count in agree(stored))
-    whole = sum(map(prod, bound.config.parameter_shapes().values()))  # splits cut the model's own
-    tell(f"plan {settings.plan}: {whole:,} parameters, stored per rank {ranks}")
-    if settings.pack:
-        tell(f"packed: text.tokens is {bound.tokens}")
-
-
-def record(
-    batch: Batch, found: StepResult, unlabelled: int, settings: Settings, seconds: float
-) -> StepRecord:
-    """What the journal keeps of a step."""
-    return StepRecord(
-        step=batch.step,
-        loss=found.loss,
-        grad_norm=found.norm,
-        lr=settings.lr_at(batch.step - 1),
-        tokens=batch.tokens,
-        labels=batch.labels,
-        images=batch.images,
-        seconds=seconds,
-        vision_rows=kept_rows(batch.vision_rows),
-        text_rows=kept_rows(batch.text_rows),
-        unlabelled=unlabelled,
+def run_head(settings: Settings, job: Job, run: str) -> RunHead:
+    """What tells this run from others, in its metrics."""
+    return RunHead(
+        run=run,
+        plan=settings.plan,
+        ranks=job.bound.mesh.size,
+        parameters=sum(map(prod, job.config.parameter_shapes().values())),
+        steps=settings.steps,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def journal(settings: Settings) -> AbstractContextManager[Journal | None]:
+def journal(settings: Settings, head: RunHead) -> AbstractContextManager[Journal | None]:
     """The journal of rank 0; the other ranks have none."""
     if dist.get_rank():
         return nullcontext()
-    return Journal(settings.steps, settings.metrics, settings.plot)
+    return Journal(settings.steps, settings.metrics, settings.plot, settings.tensorboard, head=head)

@@ -40,6 +40,7 @@ def test_reading_is_isolated():
 
 def test_report_shows_rows_losses_scores_and_paths(tmp_path):
     records = [
+        {"run": "5f2c01aa"},
         {"loss": 6.5, "vision_rows": [300, 296], "text_rows": [640, 640]},
         {"loss": 0.25, "vision_rows": [400, 404], "text_rows": [704, 704]},
     ]

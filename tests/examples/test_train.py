@@ -21,9 +21,12 @@ def folder(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("train"))
 
 
-def command(folder, *more, world=None, data=None):
+def command(folder, *more, world=None, ranks=None, data=None):
+    """The program in one process, under torchrun, or on ranks that it starts itself."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world)]
     found = [*(launcher if world else [sys.executable]), "examples/train.py"]
+    if ranks:
+        found = [sys.executable, "-m", "model.training", "--ranks", str(ranks)]
     found += ["--model", folder / "model", "--data", data or folder / "rows.jsonl"]
     return [str(part) for part in (*found, *more)]
 
@@ -66,11 +69,12 @@ def test_torchrun_trains_and_exports_what_transformers_loads(folder, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 3/3  loss" in done.stdout
     weights = f"weights: loaded from {folder / 'model'} (model.safetensors)"
-    assert done.stdout.splitlines()[0] == weights
-    assert done.stdout.splitlines()[-1] == f"exported to {tmp_path / 'out'}"
+    told = done.stdout.splitlines()
+    assert told[0] == f"plan {ULYSSES} on 2 ranks: dp=1 cp=2"
+    assert weights in told and told[-1] == f"model exported to {tmp_path / 'out'}"
     told = "warning: /dev/full cannot be written: No space left on device; the run goes on"
     assert done.stderr.count(told) == 1
-    assert "packed: text.tokens is (smp@dp.home s@cp.zigzag) m" in done.stdout
+    assert "text.tokens     (smp@dp.home s@cp.zigzag) m; attention gather" in done.stdout
     with Image.open(tmp_path / "plot.png") as plot:
         assert plot.width > 100
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "plot.png"]
@@ -106,12 +110,29 @@ def test_torchrun_tells_a_fault_of_the_last_rank_once(folder, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def trains(folder, tmp_path, *more, world=None, **options):
+def test_ranks_end_with_one_error_last(folder, tmp_path):
+    data = broken_rows(folder, tmp_path / "broken", 3, text='{"a')
+    arguments = ["--plan", "plans/baseline_dp.py", "--steps", "3", "--batch", "3", "--no-shuffle"]
+    done = subprocess.run(
+        command(folder, *arguments, "--save", tmp_path / "out", ranks=2, data=data),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {data}:3: broken JSON") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def trains(folder, tmp_path, *more, ranks=None, **options):
     """A process that has done a step of very many."""
     metrics = tmp_path / "metrics.jsonl"
     arguments = ["--steps", "100000", "--batch", "2", "--metrics", metrics, *more]
     process = subprocess.Popen(
-        command(folder, *arguments, world=world),
+        command(folder, *arguments, ranks=ranks),
         cwd=ROOT,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
@@ -143,7 +164,7 @@ def test_a_signal_exports_what_was_trained_whoever_listens(folder, tmp_path):
 
 def test_a_second_signal_ends_a_rank_that_waits_for_a_stopped_one(folder, tmp_path):
     chosen = ["--plan", "plans/baseline_dp.py", "--save", tmp_path / "out"]
-    process = trains(folder, tmp_path, *chosen, world=2, stdout=subprocess.DEVNULL)
+    process = trains(folder, tmp_path, *chosen, ranks=2, stdout=subprocess.DEVNULL)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     waiting, stopped = map(int, children.split())
     try:
@@ -158,4 +179,5 @@ def test_a_second_signal_ends_a_rank_that_waits_for_a_stopped_one(folder, tmp_pa
     finally:
         os.kill(stopped, signal.SIGKILL)
     process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
     assert not (tmp_path / "out").exists()

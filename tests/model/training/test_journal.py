@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from model.training.journal import Journal
 from model.training.plot import check_picture
-from model.training.record import Spread, StepRecord, kept_rows
+from model.training.record import EvalRecord, Spread, StepRecord, kept_rows
 
 
 def record(step, loss=2.5):
@@ -25,7 +26,8 @@ def test_journal_writes_one_object_a_step_at_once(tmp_path):
     log, _ = journal(2, terminal=False, metrics=path)
     with log:
         log.add(record(1))
-        assert json.loads(path.read_text()) == {
+        _, line = path.read_text().splitlines()
+        assert json.loads(line) == {
             "step": 1,
             "loss": 2.5,
             "grad_norm": 1.25,
@@ -37,9 +39,21 @@ def test_journal_writes_one_object_a_step_at_once(tmp_path):
             "vision_rows": [8, 12],
             "text_rows": [30, 34],
             "unlabelled": 0,
+            "epoch": 0.0,
+            "tokens_per_second": 0.0,
+            "model_flops": 0,
+            "flops_per_second": 0.0,
+            "peak_share": None,
+            "peak_mib": [],
+            "data_seconds": 0.0,
+            "forward_seconds": 0.0,
+            "backward_seconds": 0.0,
+            "exchange_seconds": 0.0,
+            "update_seconds": 0.0,
+            "lrs": {},
         }
         log.add(record(2))
-    assert len(path.read_text().splitlines()) == 2
+    assert len(path.read_text().splitlines()) == 3
 
 
 def test_journal_prints_lines_where_there_is_no_terminal():
@@ -59,6 +73,20 @@ def test_journal_shows_a_bar_on_a_terminal():
         for step in range(1, 4):
             log.add(record(step))
     assert "3/3" in output.getvalue() and "grad norm 1.250" in output.getvalue()
+
+
+def test_journal_shows_evaluations_and_the_share_of_the_peak():
+    log, output = journal(2, terminal=False)
+    with log:
+        log.add(replace(record(1), peak_share=0.415))
+        log.add_evaluation(EvalRecord(1, 2.25, 0.5, 7, 80, 1200, 0.25, True))
+        log.add_evaluation(EvalRecord(2, 2.5, 0.125, 7, 80, 1200, 0.25, False))
+    first, *rest = output.getvalue().splitlines()
+    assert first.endswith("12.0 images/s  41.5% of peak  0 s left")
+    assert rest == [
+        "step 1 evaluated: loss 2.2500  accuracy 50.00% of 1,200 tokens in 0.2 s  best so far",
+        "step 2 evaluated: loss 2.5000  accuracy 12.50% of 1,200 tokens in 0.2 s",
+    ]
 
 
 def test_journal_draws_a_plot(tmp_path):
@@ -99,7 +127,7 @@ def test_a_journal_that_nobody_reads_goes_on(tmp_path, capsys, terminal):
     with Journal(2, console=console, metrics=metrics) as log:
         log.add(record(1))
         log.add(record(2))
-    assert len(metrics.read_text().splitlines()) == 2
+    assert len(metrics.read_text().splitlines()) == 3
     errors = capsys.readouterr().err
     assert errors.count("warning: progress cannot be shown: ") == 1
 

@@ -30,5 +30,9 @@ def test_an_error_is_told_by_rank_0_and_given_to_torchrun(monkeypatch, capsys, t
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
         assert tell(ValueError("no such row")) == 1
-        assert json.loads(file.read_text()) == {"message": "no such row"}
+        found = json.loads(file.read_text())
+        assert isinstance(found.pop("time"), float)
+        assert found == {"message": "no such row", "status": 1}
     assert capsys.readouterr().err == "error: no such row\n"
+    assert tell(ValueError("no such row"), speak=False) == 1
+    assert capsys.readouterr().err == ""

@@ -21,9 +21,8 @@ def test_help_says_every_default(capsys):
         Settings.from_command_line(["--help"])
     assert end.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert re.findall(r"default (\S+)", text) == (
-        ["all", "0", "1e-05", "constant", "0.0", "0", "0.0", "matrices", "1.0", "float32"]
-    )
+    told = "all every 0 1e-05 constant 0.0 0 0.0 matrices 1.0 0.0 300.0 float32"
+    assert re.findall(r"default (\S+)", text) == told.split()
     assert "default: cuda if there is any, else cpu" in text
 
 
@@ -64,6 +63,7 @@ def test_settings_refuse_a_wrong_command_line(change, text):
             "--min-lr 0.001 is above --lr 0.0001: the rate falls from --lr to --min-lr",
         ),
         ("--min-lr 1e-4 --schedule cosine", "--min-lr 0.0001 is above --lr 1e-05: the rate falls"),
+        ("--eval-every 3", "--eval-every 3 needs --eval: on which rows?"),
         (
             "--min-lr 1e-6",
             "--min-lr 1e-06 is never reached by --schedule constant: leave it out, or take "
@@ -75,6 +75,16 @@ def test_rates_that_contradict_each_other_are_refused(change, text):
     with pytest.raises(SettingsError) as error:
         Settings.from_command_line([*REQUIRED, *change.split()])
     assert str(error.value).startswith(text)
+
+
+def test_epochs_are_steps_once_the_rows_are_known():
+    few = "--plan p.py --model m --data d.jsonl --batch 4".split()
+    found = Settings.from_command_line([*few, "--epochs", "1.5"])
+    assert [found.for_rows(rows).steps for rows in (16, 17, 1)] == [6, 7, 1]
+    assert Settings.from_command_line(REQUIRED).for_rows(3).steps == 10
+    for more in ([], ["--epochs", "1", "--steps", "2"], ["--epochs", "0"]):
+        with pytest.raises(SettingsError, match=r"--steps|--epochs"):
+            Settings.from_command_line([*few, *more])
 
 
 def test_cosine_falls_from_the_peak_to_the_least_rate():

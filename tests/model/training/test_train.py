@@ -112,6 +112,10 @@ def test_train_follows_transformers(ranks, folder, tmp_path, plan, world, micro_
     assert [line["images"] for line in found] == [3, 0, 2, 2, 2]
     assert [sum(line["vision_rows"]) for line in found] == [24 + 28, 0, 16 + 24, 28, 16 + 24]
     assert all(len(line["text_rows"]) == world and line["seconds"] > 0 for line in found)
+    assert all(len(line["peak_mib"]) == world and min(line["peak_mib"]) > 50 for line in found)
+    parts = [f"{part}_seconds" for part in ("data", "forward", "backward", "exchange", "update")]
+    assert all(0 < sum(line[part] for part in parts) <= line["seconds"] for line in found)
+    assert all(line["model_flops"] > 1e7 for line in found)
 
 
 def test_packed_training_follows_transformers(ranks, folder, tmp_path):
@@ -306,11 +310,11 @@ def weights_and_moments(options):
     with Loader(job.reading, job.rows, job.images, job.config, job.bound, group) as batches:
         for batch in batches:
             before = [local_part(p.detach()).clone() for p in trainer.model.parameters()]
-            states = copy.deepcopy(trainer._optimizer.state_dict()["state"])
+            states = copy.deepcopy(trainer.optimizer.state_dict()["state"])
             trainer.step(batch)
             after = [local_part(p.detach()) for p in trainer.model.parameters()]
             moved.append(not all(map(torch.equal, before, after)))
-            now = trainer._optimizer.state_dict()["state"]
+            now = trainer.optimizer.state_dict()["state"]
             if not moved[-1]:
                 assert states.keys() == now.keys()
                 for kept, found in zip(states.values(), now.values(), strict=True):
