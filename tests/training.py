@@ -65,6 +65,7 @@ class Run:
         freeze=(),
         checkpoint=None,
         packed: bool = False,
+        dtype: torch.dtype = torch.float32,
     ):
         self.config = config
         self.bound = None
@@ -85,10 +86,13 @@ class Run:
                 self.bound.mesh,
                 parts=self.bound.parts,
                 lookups=self.bound.config.lookups(),
+                compute_dtype=dtype,
             )
             self.model.to_empty(device="cpu")
         self.parts = self.bound.parts if self.bound else Parts()
         fill(self.model, config, seed, self.parts)
+        if self.bound is None:
+            self.model.to(dtype)
         self.outcome = Outcome()
 
     def headers(self, batch: Batch):

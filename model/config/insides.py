@@ -8,7 +8,7 @@ from vlshard import Inside
 
 DECODER, VISION = "model.language_model", "model.visual.blocks"
 TEXT = f"{DECODER}.layers"
-HEADS = {"h": "heads", "kv": "heads"}
+HEADS, WIDTH = {"h": "heads", "kv": "heads"}, {"d": "the width of a head"}
 
 
 def text_attention(text: TextConfig) -> Inside:
@@ -30,7 +30,7 @@ def text_attention(text: TextConfig) -> Inside:
         "d": text.head_dim,
         "m": text.hidden_size,
     }
-    return Inside("text", {"text.q": "h d", "text.k": "kv d"}, sizes, parameters, HEADS)
+    return Inside("text", {"text.q": "h d", "text.k": "kv d"}, sizes, parameters, HEADS, WIDTH)
 
 
 def text_mlp(text: TextConfig) -> Inside:
@@ -79,7 +79,7 @@ def vision_attention(vision: VisionConfig) -> Inside:
         )
     }
     sizes = {"h": vision.num_heads, "d": vision.head_dim, "c": vision.hidden_size}
-    return Inside("vision", {"vision.q": "h d"}, sizes, parameters, HEADS)
+    return Inside("vision", {"vision.q": "h d"}, sizes, parameters, HEADS, WIDTH)
 
 
 def vision_mlp(vision: VisionConfig) -> Inside:

@@ -4,7 +4,7 @@ import pytest
 
 from model.config.config import Config
 from tests.tiny import tiny_raw
-from vlshard import Mesh, Plan, PlanError, fsdp, gather, layout, load_plan
+from vlshard import Inside, Mesh, Plan, PlanError, fsdp, gather, layout, load_plan
 from vlshard.plan import check_splits
 from vlshard.plan.describe import describe_storage
 from vlshard.plan.split_remarks import split_remarks
@@ -58,7 +58,7 @@ def faults(mesh, splits, *, tokens="b@dp.home s m", attention=None, key_heads=2)
             "the width of a head is never cut\n"
             "  plan text.q: h@tp d@dp\n"
             "                    ^^^^\n"
-            "  fix: cut the heads",
+            "  fix: cut h",
         ),
         (
             {"text.mlp": "f@tp.zigzag"},
@@ -177,7 +177,8 @@ def test_a_mode_over_an_axis_whose_tokens_are_gathered_is_refused():
     assert faults(PAIR, TP, tokens="b@dp.home s@tp m", attention=modes) == (
         "attention of text works over 'tp', over which its heads are split and its tokens "
         "gathered\n"
-        "  plan text.tokens: b@dp.home s m\n"
+        "  plan text.q: h@tp d\n"
+        "                ^^^\n"
         "  fix: leave tp out of the mode"
     )
 
@@ -317,3 +318,78 @@ def test_what_has_no_effect_is_remarked(dense, tokens, regather, remarks):
     bound = plan.bind(model, 2)
     assert list(split_remarks(bound)) == remarks
     assert bound.facts()["entered tokens of text"] == "gathered again"
+
+
+class Other:
+    """A model that calls all of it otherwise: 8 searching heads, 2 answering ones, 12 wide."""
+
+    def __getattr__(self, name):
+        return getattr(config(), name)
+
+    def insides(self):
+        dims = {"text.search": "seek wide", "text.answer": "find wide"}
+        sizes = {"seek": 8, "find": 2, "wide": 12, "m": 96}
+        dealt, whole = {"seek": "seekers", "find": "finders"}, {"wide": "what a finder reads"}
+        parameters = {"layer.search": "(seek wide) m", "layer.answer": "(find wide) m"}
+        return {"text.attention": Inside("text", dims, sizes, parameters, dealt, whole)}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "splits", "message"),
+    [
+        (
+            {"dp": 1, "x": 3},
+            {"text.search": "seek@x wide", "text.answer": "find wide"},
+            "8 seekers cannot be dealt to 3 ranks\n"
+            "  plan text.search: seek@x wide\n"
+            "                    ^^^^^^\n"
+            "  fix: degrees 1, 2, 4, 8 work",
+        ),
+        (
+            {"dp": 1, "x": 4},
+            {"text.search": "seek@x wide", "text.answer": "find@x wide"},
+            "2 finders cannot be dealt to 4 ranks\n"
+            "  plan text.answer: find@x wide\n"
+            "                    ^^^^^^\n"
+            "  fix: degrees 1, 2 work; on Mesh(x=(2, 2)), find@x.0",
+        ),
+        (
+            {"dp": 1, "x": 2},
+            {"text.search": "seek wide@x", "text.answer": "find wide"},
+            "what a finder reads is never cut\n"
+            "  plan text.search: seek wide@x\n"
+            "                         ^^^^^^\n"
+            "  fix: cut seek",
+        ),
+        (
+            {"dp": 1, "x": 2},
+            {"text.search": "seek@x wide"},
+            "text.search is split and text.answer is not: a rank's query heads must meet their "
+            "keys\n"
+            "  plan splits\n"
+            "  fix: name both; find over the same axes as seek",
+        ),
+        (
+            {"dp": 1, "x": 4},
+            {"text.search": "seek@x wide", "text.answer": "find wide"},
+            "8 query heads over 4 ranks do not meet 2 key heads over 1\n"
+            "  plan text.answer: find wide\n"
+            "                    ^^^^^^^^^\n"
+            "  fix: find@x.0 on Mesh(x=(2, 2)): each rank then has the key head of its query heads",
+        ),
+        (
+            {"dp": 1, "y": 2, "x": 2},
+            {"text.search": "seek@(y x) wide", "text.answer": "find@x wide"},
+            "8 query heads over 4 ranks do not meet 2 key heads over 2\n"
+            "  plan text.answer: find@x wide\n"
+            "                    ^^^^^^^^^^^\n"
+            "  fix: find@y: each rank then has the key head of its query heads",
+        ),
+    ],
+)
+def test_another_model_is_spoken_of_in_its_own_words(mesh, splits, message):
+    shape = Mesh(**mesh)
+    layouts = {"vision.patches": "(img@dp.home s) c", "text.tokens": "b@dp.home s m"}
+    plan = Plan(shape, {"**": fsdp("dp")}, layouts, splits=splits)
+    (found,) = plan.faults(Other(), shape.size)
+    assert str(found) == message

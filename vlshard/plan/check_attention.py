@@ -1,9 +1,17 @@
 """Whether a plan names attention sites, and whether its modes meet its cuts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from vlshard.attention import Mode, SiteWords, check_mode, check_rows
-from vlshard.language import MeshShape, PlanError, ShardError, Spec, cutting_axes, nearest, spec
+from vlshard.language import (
+    MeshShape,
+    PlanError,
+    ShardError,
+    cutting_axes,
+    nearest,
+    spec,
+    splits_in,
+)
 from vlshard.plan.model_config import SITES, ModelConfig
 from vlshard.plan.place import Place
 from vlshard.plan.splits import Splits
@@ -41,9 +49,9 @@ def check_cover(
         rows, mode = spec(layouts[SITES[site]]), attention.get(site)
         place = Place(source, SITES[site]).of(rows.text)
         inside = splits.attention(site)
-        if inside and (undone := splits.axes(inside)):
+        if inside and splits.axes(inside):
             rows = splits.entered(rows, inside)
-            if faults := list(_check_undone(site, mode, rows, undone, mesh, place)):
+            if faults := list(_check_undone(site, mode, splits, inside, source)):
                 yield from faults
                 continue
         words = SiteWords(
@@ -58,23 +66,28 @@ def check_cover(
 
 
 def _check_undone(
-    site: str,
-    mode: Mode | None,
-    rows: Spec,
-    undone: Sequence[str],
-    mesh: MeshShape,
-    place: str,
+    site: str, mode: Mode | None, splits: Splits, inside: str, source: str
 ) -> Iterator[ShardError]:
     """A mode works over no axis whose tokens are brought together on the way in."""
+    mesh = splits.mesh
+    given = {n: splits.specs[n] for n in splits.insides[inside].dims if n in splits.specs}
     for axis in mode.ways.axes if mode else ():
-        if set(mesh.parts_of.get(axis, ())) & set(undone):
-            yield PlanError(
-                f"attention of {site} works over {axis!r}, over which its heads are split and its "
-                "tokens gathered",
-                text=rows.text,
-                where=place,
-                notes=[f"fix: leave {axis} out of the mode"],
-            )
+        over = set(mesh.parts_of.get(axis, ()))
+        for name, cut in given.items():
+            cuts = [one for dim in cut.dims for one in splits_in(dim)]
+            spans = [
+                one.span for one in cuts if {p for a in one.axes for p in mesh.axis_parts(a)} & over
+            ]
+            if spans:
+                yield PlanError(
+                    f"attention of {site} works over {axis!r}, over which its heads are split and "
+                    "its tokens gathered",
+                    text=cut.text,
+                    spans=spans,
+                    where=Place(source, name).of(cut.text),
+                    notes=[f"fix: leave {axis} out of the mode"],
+                )
+                break
 
 
 def idle_axes(

@@ -5,10 +5,8 @@ from collections.abc import Iterator, Mapping
 from vlshard.language import (
     LayoutError,
     MeshShape,
-    Name,
     PlanError,
     ShardError,
-    Span,
     Spec,
     Split,
     home_axes,
@@ -19,6 +17,7 @@ from vlshard.language import (
     spec,
     splits_in,
 )
+from vlshard.plan.check_heads import check_heads, deal_fix
 from vlshard.plan.inside import HasInsides, Inside
 from vlshard.plan.model_config import SITES
 from vlshard.plan.place import Place
@@ -73,21 +72,22 @@ def _check_split(
         )
         return
     names = [name for dim in parsed.dims for name in names_in(dim)]
-    if orders := [split for name in names for split in name.splits if split.order]:
+    if orders := [cut for name in names for cut in name.splits if cut.order]:
         yield LayoutError(
             "inner dims are cut in contiguous blocks only",
             text=parsed.text,
-            spans=[split.order_span for split in orders],
+            spans=[cut.order_span for cut in orders],
             where=place,
         )
         return
-    if names[-1].name == "d" and names[-1].splits:
+    if stay := [name for name in names if name.name in inside.whole and name.splits]:
+        others = [name.name for name in names if name.name not in inside.whole]
         yield LayoutError(
-            "the width of a head is never cut",
+            f"{inside.whole[stay[0].name]} is never cut",
             text=parsed.text,
-            spans=[names[-1].span],
+            spans=[name.span for name in stay],
             where=place,
-            notes=["fix: cut the heads"],
+            notes=[f"fix: cut {' or '.join(others)}"],
         )
         return
     sizes = {name.name: inside.sizes[name.name] for name in names}
@@ -101,7 +101,7 @@ def _check_split(
                 text=parsed.text,
                 spans=[name.span],
                 where=place,
-                notes=[_degrees(name, size, ranks)],
+                notes=[deal_fix(inside, split, name, ranks)],
             )
             continue
         idle = int((bound.loads(dim) == 0).sum()) * ranks // mesh.size
@@ -121,18 +121,6 @@ def _most(size: int, ranks: int) -> int:
     return next(n for n in range(ranks, 0, -1) if (n - 1) * -(-size // n) < size)
 
 
-def _degrees(dim: Name, size: int, ranks: int) -> str:
-    """Over how many ranks a dim can be cut, and how fewer key heads than ranks are."""
-    works = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-    axes = [str(axis) for split in dim.splits for axis in split.axes]
-    if dim.name != "kv" or ranks % size or len(axes) > 1 or "." in axes[0]:
-        return f"fix: degrees {works} work"
-    if size == 1:
-        return f"fix: {dim.name} d, whole: every rank computes the one key head"
-    parts = f"{axes[0]}=({size}, {ranks // size})"
-    return f"fix: degrees {works} work; on Mesh({parts}), {dim.name}@{axes[0]}.0"
-
-
 def check_doors(
     derived: Splits, given: Mapping[str, str], layouts: Mapping[str, str], source: str
 ) -> Iterator[ShardError]:
@@ -148,7 +136,7 @@ def check_doors(
         place = Place(source, SITES[inside.site]).of(text)
         yield from _check_tokens(derived, kind, axes, text, place)
         if kind == derived.attention(inside.site) and len(inside.dims) > 1:
-            yield from _check_heads(derived, inside, given, source)
+            yield from check_heads(derived, inside, given, source)
 
 
 def _check_tokens(
@@ -194,52 +182,3 @@ def _apart(split: Split, axes: tuple[str, ...], mesh: MeshShape) -> list[str]:
     order = f".{split.order}" if split.order else ""
     runs = [p for p in parts if p not in axes], [p for p in parts if p in axes]
     return [f"@{mesh.text(run)}{order}" for run in runs]
-
-
-def _check_heads(
-    derived: Splits, inside: Inside, given: Mapping[str, str], source: str
-) -> Iterator[ShardError]:
-    """Each rank has the key heads of its query heads."""
-    q_name, kv_name = inside.dims
-    q_dim, kv_dim = (spec(dims).names[0] for dims in inside.dims.values())
-    q, kv = inside.sizes[q_dim], inside.sizes[kv_dim]
-    over_q, over_kv = derived.degrees(inside.site)
-    if q_name not in given and kv_name not in given:
-        return
-    missing = next((name for name in (q_name, kv_name) if name not in given), None)
-    if missing and not (missing == kv_name and kv == 1):
-        other = kv_name if missing == q_name else q_name
-        yield PlanError(
-            f"{other} is split and {missing} is not: a rank's query heads must meet their keys",
-            where=f"{source} splits",
-            notes=[f"fix: name both; {_offer(over_q, q, kv)}"],
-        )
-        return
-    cuts = derived.cuts(derived.attention(inside.site) or "")
-    first, second = (
-        [p for s in cuts.get(name, ()) for a in s.axes for p in derived.mesh.axis_parts(a)]
-        for name in (q_dim, kv_dim)
-    )
-    if first[: len(second)] == second and (over_q == over_kv or kv == over_kv):
-        return
-    text = given[kv_name] if kv_name in given else given[q_name]
-    yield PlanError(
-        f"{q} query heads over {over_q} ranks do not meet {kv} key heads over {over_kv}",
-        text=text,
-        spans=[Span(0, len(text))],
-        where=Place(source, kv_name).of(text),
-        notes=[f"fix: {_offer(over_q, q, kv)}"],
-    )
-
-
-def _offer(degree: int, q: int, kv: int) -> str:
-    """How key heads can be cut where query heads are over so many ranks."""
-    works = [str(n) for n in range(1, q + 1) if q % n == 0 and (kv % n == 0 or n % kv == 0)]
-    if kv % degree == 0:
-        return "kv over the same axes as h"
-    if degree % kv == 0:
-        rest = degree // kv
-        split = f"tp=({kv}, {rest})" if kv > 1 else f"tp={degree}"
-        cut = "kv@tp.0" if kv > 1 else "kv whole"
-        return f"{cut} on a mesh with {split}: each rank then has the key head of its query heads"
-    return f"degrees {', '.join(works)} work for {q} query heads and {kv} key heads"

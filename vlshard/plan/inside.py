@@ -19,13 +19,16 @@ class Inside:
     Attributes:
       site: whose tokens it computes on: ``vision`` or ``text``.
       dims: the inner dims that a plan's ``splits`` cut, under the names that it uses there, such as
-        ``{"text.q": "h d", "text.k": "kv d"}``. Attention has its query heads first, then, if they
-        are cut for themselves, its key heads.
+        ``{"text.q": "h d", "text.k": "kv d"}``. Attention, called ``vision.attention`` or
+        ``text.attention``, has its query heads first, then, if they are cut for themselves, its
+        key heads.
       sizes: of the inner dims, and of the width of the tokens.
       parameters: the dims of each parameter that follows, such as ``(3 h d) c``; a dim is cut as
         the inner dim of that name is.
       dealt: inner dims that must divide by the ranks over which they are cut, and what each is a
         number of, such as ``{"h": "heads"}``.
+      whole: inner dims that are never cut, and what each is, such as
+        ``{"d": "the width of a head"}``.
       by_index: whether rows travel into it by index, not all tokens of a group by doors. What
         need not divide may then leave a rank without any.
     """
@@ -35,6 +38,7 @@ class Inside:
     sizes: Mapping[str, int]
     parameters: Mapping[str, str]
     dealt: Mapping[str, str] = field(default_factory=dict[str, str])
+    whole: Mapping[str, str] = field(default_factory=dict[str, str])
     by_index: bool = False
 
 
