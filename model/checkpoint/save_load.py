@@ -1,7 +1,7 @@
 """Hugging Face folders: loaded into parameters whole or sharded, and written from them."""
 
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ def load_checkpoint(
     config: Config,
     expert_layout: str | None = None,
     parts: Parts | None = None,
+    wanted: Collection[str] | None = None,
 ) -> Checkpoint:
     """Load a Hugging Face folder into parameters.
 
@@ -53,6 +54,7 @@ def load_checkpoint(
       config: of the model.
       expert_layout: layout of experts on disk where shapes cannot tell.
       parts: the parameters of which this rank computes with a part.
+      wanted: parameters to load; None is all.
     Returns: where each parameter lies.
     Raises: CheckpointError that lists every fault, before any tensor is read.
     """
@@ -61,7 +63,7 @@ def load_checkpoint(
     check_parameters(parameters, config, parts or Parts())
     for file, names in checkpoint.files.items():
         with safe_open(checkpoint.folder / file, framework="pt") as opened:
-            for name in names:
+            for name in names if wanted is None else [n for n in names if n in wanted]:
                 part, swapped = opened.get_slice(name), checkpoint.entries[name].swapped
                 read = partial(_read, part, swapped=swapped)
                 write_block(name, parameters[name], read, parts)

@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -65,6 +65,11 @@ class Order(Protocol):
     """Which rows each step takes; see ``Reading``."""
 
     @property
+    def done(self) -> int:
+        """Steps that were done before."""
+        ...
+
+    @property
     def steps(self) -> int:
         """Number of steps."""
         ...
@@ -90,6 +95,8 @@ class Reading:
       micro_batch: rows per data-parallel rank and forward; None is all of a step's.
       seed: of the order of rows, another one each time the data comes round.
       shuffle: whether to shuffle at all; else rows come in file order.
+      done: steps that were done before.
+      read: rows that they took; how many a step takes may have changed.
     """
 
     num_rows: int
@@ -98,11 +105,28 @@ class Reading:
     micro_batch: int | None = None
     seed: int = 0
     shuffle: bool = True
+    done: int = 0
+    read: int = 0
 
     def rows(self, step: int) -> tuple[int, ...]:
         """Rows of a step (counted from 0), in global order; data that ends starts again."""
-        places = range(step * self.batch, (step + 1) * self.batch)
+        start = self._place(step)
+        places = range(start, start + self.batch)
         return tuple(self._row(*divmod(place, self.num_rows)) for place in places)
+
+    def state(self, steps: int) -> dict[str, int]:
+        """How far the data is read after so many steps: whole passes, and rows of the next."""
+        passes, rows = divmod(self._place(steps), self.num_rows)
+        return {"passes": passes, "rows": rows}
+
+    def after(self, steps: int, state: Mapping[str, int]) -> "Reading":
+        """The reading that goes on where another one was after so many steps."""
+        rows = min(state["rows"], self.num_rows)
+        return replace(self, done=steps, read=state["passes"] * self.num_rows + rows)
+
+    def _place(self, step: int) -> int:
+        """Rows that were taken before a step (counted from 0)."""
+        return self.read + (step - self.done) * self.batch
 
     def _row(self, epoch: int, place: int) -> int:
         return _order(self.num_rows, self.seed, epoch)[place] if self.shuffle else place
@@ -206,7 +230,7 @@ class Loader:
 
         Raises: AgreedError on every rank where data is bad on any.
         """
-        for _ in range(self._reading.steps):
+        for _ in range(self._reading.done, self._reading.steps):
             item = self._queue.get()
             if isinstance(item, BaseException):
                 raise item
@@ -221,7 +245,7 @@ class Loader:
     def _work(self) -> None:
         """Load step after step; an error is the last item."""
         try:
-            for step in range(self._reading.steps):
+            for step in range(self._reading.done, self._reading.steps):
                 self._put(self._load(step))
                 if self._stop.is_set():
                     return

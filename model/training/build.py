@@ -47,12 +47,13 @@ def make_model(settings: Settings, job: Job, device: torch.device) -> nn.Module:
 def fill_model(settings: Settings, job: Job, model: nn.Module, device: torch.device) -> None:
     """Give a model that was just made memory, and the folder's weights or new ones."""
     model.to_empty(device=device)
-    with together(*KNOWN_ERRORS):
-        if has_weights(settings.model):
+    wanted = job.saved.of_model if job.saved else None
+    with together(*KNOWN_ERRORS, group=job.patient):
+        if has_weights(settings.model) and (wanted is None or wanted):
             layout, parts = settings.expert_layout, job.bound.parts
-            checkpoint = load_checkpoint(model, settings.model, job.config, layout, parts)
-            tell_weights(settings, list(checkpoint.files))
-        else:
+            found = load_checkpoint(model, settings.model, job.config, layout, parts, wanted)
+            tell_weights(settings, list(found.files))
+        elif wanted is None:
             fill(model, job.config, settings.seed, job.bound.parts)
             tell_weights(settings, [])
 

@@ -117,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_what(parser.add_argument_group("what is trained, on what"))
     _add_steps(parser.add_argument_group("steps"))
     _add_optimizer(parser.add_argument_group("optimizer: AdamW with betas 0.9 and 0.999, eps 1e-8"))
+    _add_checkpoints(parser.add_argument_group("checkpoints, and going on from one"))
     _add_outputs(parser.add_argument_group("what is written, by rank 0"))
     _add_ranks(parser.add_argument_group("where and how it is computed"))
     return parser
@@ -198,6 +199,35 @@ def _add_optimizer(group: argparse._ArgumentGroup) -> None:
         " norms and biases as well",
     )
     add("--clip", type=_real, default=1.0, help="largest gradient norm; 0 does not clip")
+
+
+def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--checkpoint", type=Path, metavar="DIR", help="write checkpoints here, where a run stops")
+    add("--checkpoint-every", type=_count, metavar="STEPS", help="and after so many steps")
+    add("--keep", type=_count, metavar="N", help="how many checkpoints stay; default all")
+    add(
+        "--resume",
+        type=Path,
+        metavar="DIR|auto",
+        help="go on from a checkpoint; auto: from the newest whole one in --checkpoint, if any",
+    )
+    add("--resume-anyway", action="store_true", help="go on with other data or other settings")
+    add("--stop-after", type=_count, metavar="STEP", help="stop after this step of --steps")
+    add(
+        "--save-timeout",
+        type=_real,
+        default=3600.0,
+        metavar="SECONDS",
+        help="the longest that a rank waits for others to read or write weights",
+    )
+    add(
+        "--timeout",
+        type=_real,
+        default=600.0,
+        metavar="SECONDS",
+        help="the longest that a rank waits for others in a step",
+    )
 
 
 def _add_outputs(group: argparse._ArgumentGroup) -> None:

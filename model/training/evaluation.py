@@ -35,6 +35,11 @@ class OnePass:
     micro_batch: int | None = None
 
     @property
+    def done(self) -> int:
+        """Steps that were done before: none."""
+        return 0
+
+    @property
     def steps(self) -> int:
         """Number of steps."""
         return -(-self.num_rows // self.batch)

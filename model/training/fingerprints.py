@@ -24,7 +24,11 @@ from vlshard.comm import fingerprint, refuse_differences, together
 BLOCKS, BLOCK = 64, 4096  # of a file of weights
 SAMPLED = 4  # rows that are read
 # What they hold is compared, or they are rank 0's own.
-PATHS = ("model", "data", "eval", "plan", "metrics", "plot", "tensorboard", "profile_dir")
+PATHS = (
+    *("model", "data", "eval", "plan", "metrics", "plot", "tensorboard", "profile_dir"),
+    *("checkpoint", "resume"),
+)
+WRITTEN = ("save", "checkpoint", "resume")  # of these it is compared whether they were given
 # What makes tokens of text and pixels of images; config.json is compared field by field.
 TEXT_FILES = ("*token*.json", "vocab.*", "merges.txt", "chat_template.*", "*processor_config.json")
 
@@ -39,7 +43,8 @@ def compare_settings(settings: Settings) -> None:
         for field in fields(settings)
         if field.name not in PATHS
     }
-    refuse_differences({**told, "--save": settings.save is not None})
+    given = {f"--{name}": getattr(settings, name) is not None for name in WRITTEN}
+    refuse_differences({**told, **given})
 
 
 def compare_inputs(settings: Settings, config: Config, data: Mapping[str, RowFile]) -> None:
@@ -52,7 +57,7 @@ def compare_inputs(settings: Settings, config: Config, data: Mapping[str, RowFil
     Raises: AgreedError on every rank that names what differs and on which ranks.
     """
     with together(OSError):
-        told: dict[str, object] = {f"config {k}": v for k, v in _flat(asdict(config)).items()}
+        told: dict[str, object] = {f"config {k}": v for k, v in flat(asdict(config)).items()}
         told |= weights_facts(settings.model)
         told |= {path.name: _whole(path) for path in _text_files(settings.model)}
         for kind, rows in data.items():
@@ -87,12 +92,12 @@ def file_facts(path: Path) -> str:
     return f"{size} bytes, checksum {found.hexdigest()}"
 
 
-def _flat(tree: Mapping[str, Any], lead: str = "") -> dict[str, object]:
+def flat(tree: Mapping[str, Any], lead: str = "") -> dict[str, object]:
     """The leaves of nested dicts by dotted name."""
     found: dict[str, object] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            found |= _flat(cast("Mapping[str, Any]", value), f"{lead}{name}.")
+            found |= flat(cast("Mapping[str, Any]", value), f"{lead}{name}.")
         else:
             found[lead + name] = str(value)
     return found

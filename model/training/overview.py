@@ -107,6 +107,7 @@ def written_line(settings: Settings, run: str) -> str:
     """Where what is written will be."""
     places = {
         "model": settings.save,
+        "checkpoints": settings.checkpoint,
         "metrics": settings.metrics,
         "picture": settings.plot,
         "board": settings.tensorboard,

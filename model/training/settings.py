@@ -8,6 +8,8 @@ from typing import Self
 
 from model.training.command_line import SettingsError, parse
 
+AUTO = "auto"  # of ``resume``: the newest whole checkpoint
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -56,6 +58,14 @@ class Settings:
     dry_run: bool = False
     ranks: int | None = None
     shutdown_timeout: float = 300.0
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    keep: int | None = None
+    resume: Path | None = None
+    resume_anyway: bool = False
+    stop_after: int | None = None
+    save_timeout: float = 3600.0
+    timeout: float = 600.0
 
     def __post_init__(self) -> None:
         if not self.steps and self.epochs is None:
@@ -68,6 +78,14 @@ class Settings:
         if self.min_lr and self.schedule == "constant":
             text = f"--min-lr {self.min_lr:g} is never reached by --schedule constant"
             raise SettingsError(f"{text}: leave it out, or take --schedule cosine")
+        for name in ("checkpoint_every", "keep", "stop_after"):
+            if getattr(self, name) and not self.checkpoint:
+                option = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                raise SettingsError(f"{option} needs --checkpoint: where to?")
+        if str(self.resume) == AUTO and not self.checkpoint:
+            raise SettingsError("--resume auto needs --checkpoint: it looks there")
+        if self.resume_anyway and self.resume is None:
+            raise SettingsError("--resume-anyway needs --resume: from where?")
 
     @classmethod
     def from_command_line(cls, arguments: Sequence[str] | None = None) -> Self:

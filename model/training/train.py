@@ -11,9 +11,11 @@ from signal import Signals
 import torch
 import torch.distributed as dist
 
+from model.checkpoint import has_weights
 from model.data import Loader
 from model.training.account import Account
 from model.training.build import fill_model, make_model
+from model.training.checkpoints import Checkpoints, restore
 from model.training.evaluation import Evaluator
 from model.training.export import export
 from model.training.interruption import Interruption, status_of
@@ -23,9 +25,11 @@ from model.training.metrics_file import RunHead
 from model.training.overview import first_lines, step_lines
 from model.training.profiling import Profiler
 from model.training.report import say, tell_launcher
+from model.training.saved_run import run_record
 from model.training.settings import Settings
 from model.training.trainer import Trainer
 from vlshard.comm import agree
+from vlshard.plan import plan_text
 
 
 def train(settings: Settings, device: torch.device, interruption: Interruption) -> int:
@@ -46,29 +50,34 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)
     model = make_model(settings, job, device)
-    run = agree(token_hex(4))[0]
+    run = job.saved.id if job.saved else agree(token_hex(4))[0]
     tell("\n".join(first_lines(settings, job, model, run)))
     if settings.dry_run:
         return plan_step(job)
     fill_model(settings, job, model, device)
     trainer = Trainer(settings, model, device, job.bound)
+    if job.saved:
+        restore(trainer, job.bound, job.saved, job.patient)
+    checkpoints = checkpoints_of(job, trainer, run) if settings.checkpoint else None
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)
     rows = job.evaluated
     evaluator = Evaluator(settings, job, rows, model, device) if rows else None
-    with journal(settings, run_head(settings, job, run)) as log:
-        signal = train_steps(settings, job, trainer, interruption, log, evaluator)
+    with journal(settings, run_head(settings, job, run), trainer.steps) as log:
+        signal = train_steps(settings, job, trainer, interruption, log, evaluator, checkpoints)
         if log:
             log.close_display()
         trainer.check_weights()
         if trainer.unlabelled:
             tell(f"{trainer.unlabelled} of {trainer.steps} steps had no label and moved no weight")
-        if settings.save:
+        exports = settings.save and not (checkpoints and trainer.steps < settings.steps)
+        if exports:
             export(settings, job, trainer.model, trainer.steps)
     tell_end(settings, log, evaluator, trainer.steps)
     if evaluator:
         evaluator.close()
-    if signal := signal or agreed_signal(interruption):
+    signal = signal or agreed_signal(interruption)
+    if signal or trainer.steps < settings.steps:
         return tell_stop(settings, signal, trainer.steps)
     return 0
 
@@ -90,8 +99,14 @@ def train_steps(
     interruption: Interruption,
     log: Journal | None,
     evaluator: Evaluator | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> int:
-    """All steps, or those until a signal, with evaluations between; its number, or 0."""
+    """The steps that are left, with evaluations and checkpoints between.
+
+    Returns: number of the signal that ended them, or 0.
+    """
+    if settings.stop_after and trainer.steps >= settings.stop_after:
+        return 0
     group = dist.new_group(backend="gloo")
     loader = Loader(job.reading, job.rows, job.images, job.config, job.bound, group)
     with Profiler(settings.profile, settings.profile_dir) as profiler, loader as batches:
@@ -109,9 +124,11 @@ def train_steps(
             if log:
                 log.add(account.record(batch, found, now - start, came - start))
             signal = found.signal or evaluated(batch.step, evaluator, interruption, log)
-            if signal:
+            stopped = bool(signal) or batch.step == settings.stop_after
+            saved = checkpoints is not None and checkpoints.save(anyway=stopped)
+            if stopped:
                 return signal
-            paused = evaluator is not None and evaluator.due(batch.step)
+            paused = saved or (evaluator is not None and evaluator.due(batch.step))
             start = time.perf_counter() if paused else now
     dist.destroy_process_group(group)
     return 0
@@ -140,6 +157,23 @@ def tell(text: str) -> None:
         say(text)
 
 
+def checkpoints_of(job: Job, trainer: Trainer, run: str) -> Checkpoints:
+    """Where the run's checkpoints go, and what they say of it."""
+    names = [name for name, _ in trainer.model.named_parameters()]
+    of_model = frozenset(names) if has_weights(job.settings.model) else frozenset[str]()
+    record = run_record(
+        job.settings,
+        job.config,
+        job.rows,
+        run=run,
+        ranks=dist.get_world_size(),
+        plan=plan_text(job.settings.plan),
+        cost=job.bound.cost if job.settings.measure_cost else None,
+    )
+    of_model = job.saved.of_model if job.saved else of_model
+    return Checkpoints(job, trainer, record, of_model)
+
+
 def tell_end(
     settings: Settings, log: Journal | None, evaluator: Evaluator | None, steps: int
 ) -> None:
@@ -151,14 +185,17 @@ def tell_end(
         tell(f"{what} written to {path}")
     if settings.profile and settings.profile[1] <= steps:
         tell(f"traces written to {settings.profile_dir}, one a rank")
-    if settings.save:
+    if settings.save and not (settings.checkpoint and steps < settings.steps):
         tell(f"model exported to {settings.save}")
 
 
 def tell_stop(settings: Settings, signal: int, steps: int) -> int:
-    """Say what a signal has cost; the exit status."""
-    text = f"stopped by {Signals(signal).name} after step {steps} of {settings.steps}"
-    if not steps:
+    """Say where a run has stopped, and what that has cost; the exit status."""
+    by = f"by {Signals(signal).name} " if signal else ""
+    text = f"stopped {by}after step {steps} of {settings.steps}"
+    if settings.checkpoint and steps:
+        text = f"{text}: its checkpoint is in {settings.checkpoint}, --resume auto goes on from it"
+    elif not steps:
         text = f"{text}: nothing was trained, nothing is written"
     elif settings.save:
         text = f"{text}: {settings.save} holds what was trained until then"
@@ -181,8 +218,11 @@ def run_head(settings: Settings, job: Job, run: str) -> RunHead:
     )
 
 
-def journal(settings: Settings, head: RunHead) -> AbstractContextManager[Journal | None]:
-    """The journal of rank 0; the other ranks have none."""
+def journal(
+    settings: Settings, head: RunHead, after: int
+) -> AbstractContextManager[Journal | None]:
+    """The journal of rank 0, which goes on after a step; the other ranks have none."""
     if dist.get_rank():
         return nullcontext()
-    return Journal(settings.steps, settings.metrics, settings.plot, settings.tensorboard, head=head)
+    files = settings.metrics, settings.plot, settings.tensorboard
+    return Journal(settings.steps, *files, head=head, after=after)

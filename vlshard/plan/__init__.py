@@ -20,6 +20,7 @@ from vlshard.plan.header import Share, StepHeader, deal_rows, make_headers
 from vlshard.plan.inside import HasInsides, Inside
 from vlshard.plan.model_config import ModelConfig
 from vlshard.plan.plan import Plan, load_plan
+from vlshard.plan.plan_file import plan_text
 from vlshard.plan.split_remarks import split_remarks
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.told import Told, merge_told
@@ -50,6 +51,7 @@ __all__ = [
     "make_headers",
     "merge_told",
     "padding_remarks",
+    "plan_text",
     "split_remarks",
     "unused_axes",
 ]

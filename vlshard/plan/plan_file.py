@@ -1,6 +1,6 @@
 """The file or module of a plan, run; whatever goes wrong in it is one PlanError with its line."""
 
-import importlib
+import importlib.util
 import runpy
 import traceback
 from collections.abc import Callable, Generator, Mapping
@@ -43,6 +43,19 @@ def build_plan(name: str, world: int) -> tuple[object, str]:
             told = f"raised by plan({world}), for a world of {ranks}"
             error.notes = (*error.notes, told, *_fitting_worlds(build))
             raise
+
+
+def plan_text(name: str) -> str:
+    """What stands in the file of a plan that can be built; empty for a module without one.
+
+    Args:
+      name: path of a Python file, or a module.
+    """
+    path = Path(name)
+    if not path.is_file():
+        found = importlib.util.find_spec(name)
+        path = Path((found and found.origin) or "")
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _fitting_worlds(build: Callable[[int], object]) -> list[str]:

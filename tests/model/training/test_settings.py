@@ -21,7 +21,8 @@ def test_help_says_every_default(capsys):
         Settings.from_command_line(["--help"])
     assert end.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    told = "all every 0 1e-05 constant 0.0 0 0.0 matrices 1.0 0.0 profile 300.0 float32"
+    told = "all every 0 1e-05 constant 0.0 0 0.0 matrices 1.0 all 3600.0 600.0 0.0 profile"
+    told += " 300.0 float32"
     assert re.findall(r"default (\S+)", text) == told.split()
     assert "default: cuda if there is any, else cpu" in text
 
