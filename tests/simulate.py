@@ -3,7 +3,8 @@
 ``python -m tests.simulate --plan plans/vision_dealt.py --world 512`` plans a micro-batch as each of
 the ranks has it (``BoundPlan.seen_from``), looks whether every send meets its receive, carries rows
 as the moves say, attends as the schedules say, and compares with what one process computes over
-all rows; then gradients of visual rows go back. ``--drawn 200`` does so for random plans on 16 to
+all rows; then gradients of visual rows go back. Tokens enter and leave the blocks that a plan
+splits, and so do gradients. ``--drawn 200`` does so for random plans on 16 to
 1,024 ranks, ``--shipped`` for all of ``plans/``; ``make parity`` runs both.
 """
 
@@ -17,11 +18,14 @@ import numpy as np
 import torch
 
 from model.config.config import Config
+from tests.drawn_plans import draw_plan, draw_split_plan
 from tests.tiny import tiny_raw
-from vlshard import Mesh, Plan, gather, hybrid, load_plan, replicate, ring, ulysses
+from vlshard import load_plan
 from vlshard.attention import attend_runs
 from vlshard.attention.modes import Ways
 from vlshard.attention.ring_attention import RingPlan, _merge_pair
+from vlshard.comm import RowMove
+from vlshard.language import spec_axes
 from vlshard.plan import SampleFacts, make_headers
 
 WIDTH = 2
@@ -119,7 +123,8 @@ def ring_out(step, schedules, rank, q, k, v, axes):
 
 def attended(step, site, rows, lengths, causal):
     """The largest difference of a site's attention from the whole, and how many messages."""
-    heads, mode = step.bound.config.heads[site], step.bound.attention.get(site)
+    mode = step.bound.attention.get(site)
+    heads = step.bound.splits.heads(site, step.bound.config.heads[site])
     ways = mode.ways if mode else Ways()
     schedules = [at._schedules[site] for at in step.ranks]
     draw = torch.Generator().manual_seed(0)
@@ -149,6 +154,71 @@ def attended(step, site, rows, lengths, causal):
     return float(max(gaps, default=torch.zeros(()))), messages + count
 
 
+def through(step, ways, blocks, *, back=False):
+    """What each rank has after a program, or its backward, and how many messages were sent."""
+    mesh, messages = step.bound.mesh, 0
+    steps = zip(*(way.stages for way in ways), strict=True)
+    stages = [[part for part, _ in stage] for stage in steps]
+    for routes in reversed(stages) if back else stages:
+        axes, dim = routes[0].axes, routes[0].dims[0]
+        if routes[0].moves is None:
+            groups = [mesh.peers(axes, rank) for rank in range(mesh.size)]
+            blocks = [sum(blocks[peer] for peer in peers) for peers in groups]
+            messages += sum(len(peers) - 1 for peers in groups)
+            continue
+        assert all(part.dims == (dim, dim) and part.axes == axes for part in routes)
+        moves = [part.moves.reverse if back else part.moves for part in routes]
+        rows = [x.movedim(dim, 0) for x in blocks]
+        rows, count = carried(step, [RowMove(one, None, 1, 1) for one in moves], axes, rows)
+        blocks, messages = [x.movedim(0, dim) for x in rows], messages + count
+    return blocks, messages
+
+
+def entered_and_left(step):
+    """The largest difference of tokens that went through doors, both ways, and how many messages.
+
+    Each rank's tokens are their own numbers. What comes out of an inside, and the gradients of what
+    went in, are these times a factor of the rank: they add up over the ranks of the split, those
+    that were gathered or all. A gradient of tokens that are whole is a term on each rank.
+    """
+    mesh, gap, messages = step.bound.mesh, 0.0, 0
+    for kind in step.ranks[0]._doors:
+        into, out = zip(*(at._doors[kind].ways for at in step.ranks), strict=True)
+        axes = step.bound.splits.axes(kind)
+        gathered = [part for part in axes if part in spec_axes(into[0].src.spec, mesh)]
+        copies = mesh.span(axes) // mesh.span(gathered)
+        own = [numbered(one.src, rank) for rank, one in enumerate(into)]
+        entered = [numbered(one.dst, rank) for rank, one in enumerate(into)]
+        terms = [(1 + rank % 7) * x for rank, x in enumerate(entered)]
+        for ways, back, given, wanted in (
+            (into, False, own, entered),
+            (into, True, terms, summed(own, gathered, mesh)),
+            (out, False, terms, summed(own, axes, mesh)),
+            (out, True, own, [copies * x for x in entered]),
+        ):
+            found, count = through(step, ways, given, back=back)
+            messages += count
+            for x, right in zip(found, wanted, strict=True):
+                assert x.shape == right.shape, f"{kind}: {tuple(x.shape)}, not {tuple(right.shape)}"
+                gap = max(gap, float((x - right).abs().max()) if x.numel() else 0.0)
+    return gap, messages
+
+
+def summed(blocks, axes, mesh):
+    """Each rank's rows times the factors of its peers along some axes."""
+    return [
+        sum(1 + peer % 7 for peer in mesh.peers(axes, rank)) * x for rank, x in enumerate(blocks)
+    ]
+
+
+def numbered(where, rank):
+    """Tokens that are their own numbers, one wide."""
+    found = torch.zeros((), dtype=torch.float64)
+    for rows, size in zip(where.indices(rank)[:-1], where.shape[:-1], strict=True):
+        found = found[..., None] * size + torch.from_numpy(rows).double()
+    return found[..., None] + 1
+
+
 def handed_off(step, text_rows, places):
     """The largest difference of visual rows and of their gradients, and how many messages."""
     merged = [torch.from_numpy(step.layouts.merged.indices(r)[0]) for r in range(len(step.ranks))]
@@ -172,20 +242,32 @@ def handed_off(step, text_rows, places):
 
 
 def text_places(step):
-    """Rows of text of each rank, lengths of segments, and the visual token at each row, or -1."""
+    """Rows of text of each rank, those of its attention, lengths of segments, and visual tokens.
+
+    These are one for each row, or -1.
+    """
     header, pack = step.header, "smp" in step.bound.tokens.text
     tokens = header.table.tokens
     length = step.layouts.tokens.shape[0 if pack else 1]
     lengths = tokens if pack else np.full(len(tokens), length)
     begins = np.cumsum(lengths) - lengths
-    rows = [(begins[at.share.samples] + at.share.positions).ravel() for at in step.ranks]
+    rows, read = (
+        [(begins[samples] + positions).ravel() for samples, positions in held]
+        for held in (
+            [(at.share.samples, at.share.positions) for at in step.ranks],
+            [
+                at.share.entered_tokens or (at.share.samples, at.share.positions)
+                for at in step.ranks
+            ],
+        )
+    )
     places, count = np.full(int(lengths.sum()), -1), 0
     for begin, sample in zip(begins, header.samples, strict=True):
         for start, (h, w) in zip(sample.starts, sample.frames, strict=True):
             number = h * w // step.bound.config.unit
             places[begin + start : begin + start + number] = np.arange(count, count + number)
             count += number
-    return rows, lengths, torch.from_numpy(places)
+    return rows, read, lengths, torch.from_numpy(places)
 
 
 def simulated(plan, config, world, seed=0):
@@ -194,60 +276,22 @@ def simulated(plan, config, world, seed=0):
     Raises: AssertionError if a send meets no receive, or ranks disagree.
     """
     step = planned(plan, config, world, seed)
-    patches = [at.share.patches for at in step.ranks]
-    rows, lengths, places = text_places(step)
+    shares = [at.share for at in step.ranks]
+    entered = [s.patches if s.entered_patches is None else s.entered_patches for s in shares]
+    rows, read, lengths, places = text_places(step)
     parts = (
-        attended(step, "vision", patches, np.array(step.header.segments, np.int64), False),
-        attended(step, "text", rows, lengths, True),
+        attended(step, "vision", entered, np.array(step.header.segments, np.int64), False),
+        attended(step, "text", read, lengths, True),
         handed_off(step, rows, places),
+        entered_and_left(step),
     )
     return max(gap for gap, _ in parts), sum(count for _, count in parts)
 
 
 def config_of():
-    """Many heads, so that they deal to eight ranks."""
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
-    return Config.from_dict(tiny_raw(text=heads, vision={"num_heads": 8}))
-
-
-PATCHES = (
-    ("(img@dp.home s) c", None),
-    ("(img@dp.home@cp.balance s) c", None),
-    ("(img@(dp cp).balance s) c", None),
-    ("(img@dp.home@cp s) c", ulysses("cp")),
-    ("(img@dp.home s)@cp c", "any"),
-    ("(img@dp.home s@cp) c", "any"),
-    ("(img@dp.home s@cp.zigzag) c", "any"),
-    ("(img@(dp cp) s) c", None),
-)
-TOKENS = (
-    ("b@dp.home s m", None),
-    ("b@dp.home s@cp m", "any"),
-    ("b@dp.home s@cp.zigzag m", "any"),
-    ("(smp@dp.home s@cp.zigzag) m", "any"),
-    ("(smp@dp.home s)@cp m", "any"),
-    ("(smp@dp.home@cp.balance s) m", None),
-)
-
-
-def draw_plan(seed):
-    """A random plan on 16 to 1,024 ranks."""
-    draw = np.random.default_rng(seed)
-    cp = [(2,), (4,), (8,), (2, 2), (2, 4)][draw.integers(5)]
-    least = max(16 // int(np.prod(cp)), 1)
-    dp = int(2 ** draw.integers(np.log2(least), 11 - np.log2(np.prod(cp))))
-    modes = [gather("cp"), ulysses("cp"), ring("cp")]
-    if len(cp) == 2:
-        modes += [hybrid(ulysses="cp.1", ring="cp.0"), hybrid(ulysses="cp.1", gather="cp.0")]
-    chosen = [kinds[draw.integers(len(kinds))] for kinds in (PATCHES, TOKENS)]
-    attention = {}
-    for site, (_, mode) in zip(("vision", "text"), chosen, strict=True):
-        mode = modes[draw.integers(len(modes))] if mode == "any" else mode
-        if mode is not None:
-            attention[site] = mode
-    mesh = Mesh(dp=dp, cp=cp if len(cp) > 1 else cp[0])
-    layouts = {"vision.patches": chosen[0][0], "text.tokens": chosen[1][0]}
-    return Plan(mesh, {"**": replicate()}, layouts, attention)
+    """Many heads, so that they deal to eight ranks, and a width that deals to sixteen."""
+    text = {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 48}
+    return Config.from_dict(tiny_raw(text=text, vision={"num_heads": 8}))
 
 
 def line(name, plan, config, world, seed):
@@ -275,19 +319,20 @@ def main():
     config, fine = config_of(), []
     names = [options.plan] if options.plan else []
     if options.shipped:
-        names += [*sorted(map(str, Path("plans").glob("vision_*.py"))), "plans/baseline_dp.py"]
+        files = (*Path("plans").glob("vision_*.py"), *Path("plans").glob("decoder_*.py"))
+        names += [*sorted(map(str, files)), "plans/baseline_dp.py"]
     for name in names:
-        if name != "plans/vision_parallel.py":
+        if not name.endswith("_parallel.py"):
             plan = load_plan(name, options.world)
             fine.append(line(name, plan, config, options.world, 0))
     seed, left = 0, options.drawn
     while left:
-        plan, seed = draw_plan(seed), seed + 1
+        plan, seed = (draw_split_plan if seed % 2 else draw_plan)(seed), seed + 1
         if list(plan.faults(config, plan.mesh.size)):
             continue
         left -= 1
-        modes = ", ".join(map(str, plan.attention.values()))
-        name = f"{seed}: {' | '.join(plan.layouts.values())} {modes}"
+        told = ", ".join(map(str, (*plan.splits.values(), *plan.attention.values())))
+        name = f"{seed}: {' | '.join(plan.layouts.values())} {told}"
         fine.append(line(name, plan, config, plan.mesh.size, seed))
     print(f"{sum(fine)} of {len(fine)} plans: every send met its receive, and all was the whole")
     return 0 if all(fine) else 1

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from tests.simulate import FAR, config_of, draw_plan, planned, simulated, text_places
+from tests.drawn_plans import draw_plan, draw_split_plan
+from tests.simulate import (
+    FAR,
+    config_of,
+    entered_and_left,
+    planned,
+    simulated,
+    text_places,
+)
 from tests.simulate import handed_off as hand_off_of
 from vlshard import Mesh, Plan, gather, hybrid, load_plan, replicate, ring, ulysses
 
@@ -41,7 +49,7 @@ def test_a_shipped_plan_of_many_ranks():
 def test_a_message_that_nobody_awaits_is_found():
     config = config_of()
     step = planned(load_plan("plans/vision_dealt.py", 16), config, 16, seed=0)
-    rows, _, places = text_places(step)
+    rows, _, _, places = text_places(step)
     assert hand_off_of(step, rows, places)[0] == 0
     moves = next(at._merged.moves for at in step.ranks if at._merged.moves.rows_received)
     sender = next(k for k in moves.receive if k != moves.me)
@@ -52,3 +60,19 @@ def test_a_message_that_nobody_awaits_is_found():
 
 def test_drawn_plans_are_the_same_each_time():
     assert draw_plan(3) == draw_plan(3) and 16 <= draw_plan(3).mesh.size <= 1024
+
+
+@pytest.mark.parametrize("seed", [3, 20, 27])
+def test_drawn_plans_with_splits(seed):
+    plan = draw_split_plan(seed)
+    assert simulated(plan, config_of(), plan.mesh.size, seed)[0] < FAR
+
+
+def test_a_term_that_is_not_summed_is_found():
+    step = planned(load_plan("plans/decoder_tp_cp.py", 8), config_of(), 8, seed=0)
+    assert entered_and_left(step)[0] == 0
+    moves = step.ranks[0]._doors["text.attention"].out.stages[0][0].moves
+    peer = next(k for k in moves.receive if k != moves.me)
+    moves.receive[peer] = moves.receive[peer][:0]
+    with pytest.raises(AssertionError):
+        entered_and_left(step)
