@@ -204,14 +204,16 @@ def test_a_model_without_insides_is_told():
 def test_parts_and_their_storage_follow_from_the_splits():
     bound = load_plan("plans/decoder_tp_cp.py", 4).bind(config(), 4)
     assert (bound.copies, bound.divisor) == (1, 8)
-    lines = [line.split() for line in describe_storage(bound).splitlines()]
-    found = {line[0].partition("layers.*.")[2]: " ".join(line[1:]) for line in lines}
-    assert found["self_attn.q_proj.weight"] == "4 (h@tp d) m 32 64 dim 0 over dp cp 1,024"
-    assert found["self_attn.v_proj.weight"] == "4 (kv@tp d) m 16 64 dim 0 over dp cp 512"
-    assert found["self_attn.o_proj.weight"] == "4 m (h@tp d) 64 32 dim 0 over dp cp 1,024"
-    assert found["self_attn.q_norm.weight"] == "4 whole 16 dim 0 over dp cp tp 4"
-    assert found["mlp.gate_proj.weight"] == "2 f@tp m 20 64 dim 0 over dp cp 640"
-    assert found["mlp.experts.down_proj"] == "2 whole 8 64 24 dim 0 over dp cp tp 3,072"
+    table = [line.split() for line in describe_storage(bound).splitlines()]
+    found = {name.rpartition("layers.*")[2]: " ".join(told) for name, *told in table}
+    attention, over = ".self_attn", "dim 0 over dp cp"
+    assert found[f"{attention}.q_proj.weight"] == f"4 (h@tp d) m 32 64 {over} 1,024 -"
+    assert found[f"{attention}.v_proj.weight"] == f"4 (kv@tp d) m 16 64 {over} 512 -"
+    assert found[f"{attention}.o_proj.weight"] == f"4 m (h@tp d) 64 32 {over} 1,024 R S(0) S(1)"
+    assert found[f"{attention}.q_norm.weight"] == f"4 whole 16 {over} tp 4 R S(0) S(0)"
+    assert found[".mlp.gate_proj.weight"] == f"2 f@tp m 20 64 {over} 640 -"
+    assert found[".mlp.experts.down_proj"] == f"2 whole 8 64 24 {over} tp 3,072 R S(0) S(0)"
+    assert found[":"] == "2 gathers, over dp cp; over dp cp tp"
 
 
 def test_each_block_of_a_fused_weight_is_cut_for_itself():
