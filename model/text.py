@@ -18,17 +18,22 @@ from vlshard import Boundaries
 
 
 def embed_tokens(
-    table: Float[Tensor, "vocab m"], ids: Int[Tensor, "b s"], *, padding_id: int | None
+    table: Float[Tensor, "vocab m"],
+    ids: Int[Tensor, "b s"],
+    *,
+    padding_id: int | None,
+    at: Boundaries,
 ) -> Float[Tensor, "b s m"]:
     """Look tokens up.
 
     Args:
-      table: one row per token id.
+      table: one row per token id, or this rank's part of them.
       ids: token ids.
       padding_id: id whose row learns nothing here, if any.
+      at: where rows of the table travel.
     Returns: one row per token, in the table's dtype.
     """
-    return F.embedding(ids, table, padding_idx=padding_id)
+    return at.fetch("text.vocab", table, ids, padding_id)
 
 
 def rms_norm(

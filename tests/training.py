@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from model.config.config import Config
-from model.data.inputs import build_inputs
+from model.data.inputs import build_inputs, plan_step
 from model.data.sample import sample_facts
 from model.modules.init import fill
 from model.modules.qwen3_vl_moe import Qwen3VLMoe
@@ -105,8 +105,7 @@ class Run:
         total = torch.zeros(())
         counts = torch.zeros(2, dtype=torch.int64)
         for header in self.headers(batch):
-            at = self.bound.step(header) if self.bound else local_boundaries(header.segments)
-            loss, rows = self.one_forward_backward(batch, header, at)
+            loss, rows = self.one_forward_backward(batch, header)
             total += loss
             counts += rows
         everyone = [counts]
@@ -118,9 +117,18 @@ class Run:
         self.outcome.tokens.append([int(rows[1]) for rows in everyone])
         return float(total)
 
-    def one_forward_backward(self, batch: Batch, header, at):
+    def one_forward_backward(self, batch: Batch, header, at=None):
         """One micro-batch: this rank's loss term, and how many patches and tokens it computed."""
-        share = at.share if self.bound else whole_share(header)
+        share, planned, inputs = self.prepared(batch, header)
+        loss = self.model(inputs, at or planned)
+        if loss.requires_grad:  # a text-only step of a frozen decoder trains nothing
+            loss.backward()
+        rows = [len(share.patches), share.samples.size]
+        return loss.detach(), torch.tensor(rows)
+
+    def prepared(self, batch: Batch, header):
+        """What this rank holds of a micro-batch, what it calls in it, and its tensors."""
+        share = self.bound.share(header, dist.get_rank()) if self.bound else whole_share(header)
         offsets = [facts.row for facts in header.samples]
         samples = {i: batch.samples[row] for i, row in enumerate(offsets)}
         pixels = {
@@ -129,11 +137,10 @@ class Run:
             for (owner, item), rows in batch.pixels.items()
             if owner == row
         }
-        loss = self.model(build_inputs(header, share, samples, pixels, self.config), at)
-        if loss.requires_grad:  # a text-only step of a frozen decoder trains nothing
-            loss.backward()
-        rows = [len(share.patches), share.samples.size]
-        return loss.detach(), torch.tensor(rows)
+        inputs = build_inputs(header, share, samples, pixels, self.config)
+        if self.bound is None:
+            return share, local_boundaries(header.segments), inputs
+        return share, *plan_step(self.bound, header, inputs)
 
     def raw_gradients(self) -> dict[str, torch.Tensor | None]:
         return {

@@ -1,6 +1,7 @@
 """The tensors that one rank computes a micro-batch from, built on the host from ids and grids."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import Tensor
 from model.config import Config, VisionConfig
 from model.data.positions import coords_of_patches, corners_of_patches, positions_of_runs
 from model.data.sample import IGNORED, Sample
-from vlshard import Share, StepHeader
+from vlshard import BoundPlan, Share, StepHeader
 from vlshard.language import IntArray
+from vlshard.plan import NOTHING, StepBoundaries, TokenIds
 from vlshard.pytree import pytree
 
 Pixels = Mapping[tuple[int, int], Tensor]
@@ -43,6 +45,8 @@ class TextInputs:
     ``positions`` are of the tokens that attention computes on, where a split gathers them; else
     of these. ``real``, ``visual`` and ``labelled`` are indices into the flat b*s rows,
     increasing: tokens that are no padding, visual placeholders, and tokens with a target.
+    ``targets`` are the ids that the labelled tokens should predict; where ranks share the
+    vocabulary, ``plan_step`` makes them those of the labelled tokens of all of them.
     ``num_labels`` is what a token's loss is divided by, as a 0-dim float: the number of labelled
     tokens of the whole global batch, at least 1, times the number of ranks that compute the same
     token.
@@ -53,7 +57,7 @@ class TextInputs:
     real: Int[Tensor, " t"]
     visual: Int[Tensor, " v"]
     labelled: Int[Tensor, " y"]
-    targets: Int[Tensor, " y"]
+    targets: Int[Tensor, " z"]
     num_labels: Float[Tensor, ""]
 
 
@@ -136,6 +140,34 @@ def build_inputs(
         vision=None if vision is None else VisionInputs(*(x.to(device) for x in vision)),
         text=TextInputs(*(x.to(device) for x in text)),
     )
+
+
+def plan_step(
+    bound: BoundPlan, header: StepHeader, inputs: ModelInputs
+) -> tuple[StepBoundaries, ModelInputs]:
+    """What a rank calls in one micro-batch, and its tensors as that has them.
+
+    Ranks that share the vocabulary exchange ids on the host, so all ranks call this alike.
+
+    Args:
+      bound: the plan.
+      header: the micro-batch.
+      inputs: this rank's, on the host.
+    """
+    at = bound.step(header, bound.exchange(token_ids(inputs.text)))
+    if at.targets is None:
+        return at, inputs
+    text = replace(inputs.text, targets=torch.from_numpy(at.targets))
+    return at, replace(inputs, text=text)
+
+
+def token_ids(text: TextInputs) -> TokenIds:
+    """What tokens ask the vocabulary for: padding and placeholders need no row of it."""
+    real, visual = (x.cpu().numpy() for x in (text.real, text.visual))
+    ids, given = np.full(text.ids.numel(), NOTHING), text.ids.flatten().cpu().numpy()
+    ids[real] = given[real]
+    ids[visual] = NOTHING
+    return TokenIds(ids, text.targets.cpu().numpy())
 
 
 def _item_of(items: tuple[Item, ...], patches: IntArray) -> IntArray:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.config import Config
 from model.data.images import ImageError
-from model.data.inputs import ModelInputs, build_inputs, images_touched
+from model.data.inputs import ModelInputs, build_inputs, images_touched, plan_step
 from model.data.rows import RowError
 from model.data.sample import Sample, SampleError, content_of, sample_facts
 from vlshard import BoundPlan, SampleFacts, ShardError, StepHeader
@@ -272,10 +272,14 @@ class Loader:
                 raise surprise
             facts = merge_told(messages, len(ids))
             headers = make_headers(facts, ranks, self._reading.micro_batch)
-            parts = tuple(
+            made = [
                 self._build(header, [ids[offset] for offset, _ in piece], sources)
                 for header, piece in zip(headers, deal, strict=True)
-            )
+            ]
+        parts = tuple(
+            MicroBatch(header, *plan_step(self._bound, header, inputs))
+            for header, inputs in zip(headers, made, strict=True)
+        )
         counts = [self._bound.row_counts(header) for header in headers]
         vision, text = (tuple(sum(rows).tolist()) for rows in zip(*counts, strict=True))
         return Batch(step + 1, parts, vision, text)
@@ -301,11 +305,11 @@ class Loader:
 
     def _build(
         self, header: StepHeader, ids: Sequence[int], sources: Mapping[int, Source]
-    ) -> MicroBatch:
+    ) -> ModelInputs:
         """Decode what this rank's share touches and build its tensors."""
-        at = self._bound.step(header)
-        touched = images_touched(header, at.share.patches)
-        wanted = {*np.unique(at.share.samples).tolist(), *(sample for sample, _ in touched)}
+        share = self._bound.share(header, self._bound.mesh.here)
+        touched = images_touched(header, share.patches)
+        wanted = {*np.unique(share.samples).tolist(), *(sample for sample, _ in touched)}
         rows = {
             i: sources.get(ids[i]) or self._read_again(ids[i], header.samples[i].content)
             for i in sorted(wanted)
@@ -315,7 +319,7 @@ class Loader:
         decoded = list(self._decoders.map(self._decode, parts))
         pixels = {item: decoded[k % DECODERS][k // DECODERS] for k, item in enumerate(touched)}
         samples = {i: sample for i, (sample, _) in rows.items()}
-        return MicroBatch(header, at, build_inputs(header, at.share, samples, pixels, self._config))
+        return build_inputs(header, share, samples, pixels, self._config)
 
     def _read_again(self, row: int, content: int) -> Source:
         """A row that another rank has read, with what it has found in it."""

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.config import TextConfig, VisionConfig
 from model.data import VisionInputs
-from model.loss import Loss, token_loss
+from model.loss import Loss
 from model.moe import Load
 from model.params import (
     AttentionParams,
@@ -221,13 +221,13 @@ class Embedding(nn.Module):
         self.padding_id = config.pad_token_id
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
 
-    def forward(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s m"]:
+    def forward(self, ids: Int[Tensor, "b s"], at: Boundaries) -> Float[Tensor, "b s m"]:
         """One row per token."""
-        return embed_tokens(self.weight, ids, padding_id=self.padding_id)
+        return embed_tokens(self.weight, ids, padding_id=self.padding_id, at=at)
 
 
 class Head(nn.Module):
-    """Adapter of a loss, ``token_loss`` by default, for a head of its own."""
+    """Adapter of a loss, for a head of its own."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -235,10 +235,10 @@ class Head(nn.Module):
 
     def forward(
         self,
-        rows: Float[Tensor, "y m"],
-        targets: Int[Tensor, " y"],
+        rows: Float[Tensor, "z m"],
+        targets: Int[Tensor, " z"],
         num_labels: Float[Tensor, ""],
-        loss: Loss = token_loss,
+        loss: Loss,
     ) -> Float[Tensor, ""]:
         """Loss term of the labelled rows."""
         return loss(rows, self.weight, targets, num_labels)

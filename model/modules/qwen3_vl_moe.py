@@ -1,10 +1,11 @@
 """The whole model as a module: its parameters have their Hugging Face names."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -48,7 +49,7 @@ class Qwen3VLMoe(nn.Module):
         inputs: ModelInputs,
         at: Boundaries,
         aux_loss: bool = False,
-        loss: Loss = token_loss,
+        loss: Loss | None = None,
     ) -> Float[Tensor, ""]:
         """Loss term of this rank: its labelled rows' cross entropies over the number of labels.
 
@@ -56,7 +57,7 @@ class Qwen3VLMoe(nn.Module):
           inputs: what this rank holds of the micro-batch.
           at: where tensors travel.
           aux_loss: add the experts' load balance times ``router_aux_loss_coef``.
-          loss: computes the term in place of ``token_loss``, from what that takes. It is a sum over
+          loss: computes the term in place of ``token_loss``, of the same tensors. It is a sum over
             rows, divided by ``num_labels``, and must be one where there is no row.
         Returns: 0-dim fp32; the sum over ranks and micro-batches is the loss.
         Raises: ValueError if ``aux_loss`` is asked for on several ranks: it is no sum over them.
@@ -64,7 +65,7 @@ class Qwen3VLMoe(nn.Module):
         if aux_loss and dist.is_initialized() and dist.get_world_size() > 1:
             raise ValueError("aux_loss is served in one process only: it is no sum over ranks")
         rows, loads = self._labelled(inputs, at)
-        text = inputs.text
+        text, loss = inputs.text, loss or partial(token_loss, at=at)
         if self.lm_head is None:
             term = loss(rows, self._head_weight, text.targets, text.num_labels)
         else:
@@ -73,15 +74,26 @@ class Qwen3VLMoe(nn.Module):
             term = term + self.config.text.router_aux_loss_coef * load_balance(loads)
         return term
 
-    def logits(self, inputs: ModelInputs, at: Boundaries) -> Float[Tensor, "y vocab"]:
-        """Logits of the labelled rows, for parameters that are whole on this rank.
+    def logits(self, inputs: ModelInputs, at: Boundaries) -> Float[Tensor, "z vocab"]:
+        """Logits of the labelled rows, for parameters that are not sharded.
 
         Args:
           inputs: what this rank holds of the micro-batch.
           at: where tensors travel.
-        Returns: all at once, in the head's dtype.
+        Returns: all at once, in the head's dtype. Of a vocabulary that ranks share they are this
+          rank's columns, for the labelled rows of all of them.
         """
         return F.linear(self._labelled(inputs, at)[0], self._head_weight)
+
+    def predictions(self, inputs: ModelInputs, at: Boundaries) -> Int[Tensor, " z"]:
+        """The likeliest id for each row of ``logits``, whose targets are ``inputs.text.targets``.
+
+        Args:
+          inputs: what this rank holds of the micro-batch.
+          at: where tensors travel.
+        Returns: the same on all ranks that share the vocabulary.
+        """
+        return at.argmax("text.vocab", self.logits(inputs, at))
 
     @property
     def _head_weight(self) -> Tensor:
@@ -89,7 +101,7 @@ class Qwen3VLMoe(nn.Module):
         return owner.weight
 
     def _labelled(self, inputs: ModelInputs, at: Boundaries) -> tuple[Tensor, list[Load]]:
-        """Normed states of the labelled rows, and what the experts of each layer got."""
+        """Normed states of the labelled rows, of all ranks that share the vocabulary, and loads."""
         decoder, config, text = self.model.language_model, self.config.text, inputs.text
         every = self.checkpoint_every.get("text", 0)
         x, levels = self._embed(inputs, at)
@@ -101,16 +113,17 @@ class Qwen3VLMoe(nn.Module):
             if i < len(levels):
                 x = add_visual(x, levels[i], text.visual)
         rows = labelled_rows(x, text.labelled)
-        return rms_norm(rows, decoder.norm.weight, eps=config.rms_norm_eps), loads
+        rows = rms_norm(rows, decoder.norm.weight, eps=config.rms_norm_eps)
+        return at.enter("text.vocab", rows), loads
 
     def _embed(self, inputs: ModelInputs, at: Boundaries) -> tuple[Tensor, Sequence[Tensor]]:
         """Tokens with visual tokens in their places, and the DeepStack levels to be added."""
         text, embed = inputs.text, self.model.language_model.embed_tokens
         if inputs.vision is None:
-            return embed(text.ids), ()
+            return embed(text.ids, at), ()
         every = self.checkpoint_every.get("vision", 0)
         pending = at.start("vision.merged", self.model.visual(inputs.vision, at, every))
-        embeds = embed(text.ids)
+        embeds = embed(text.ids, at)
         merged, *levels = pending.wait().split(self.config.vision.out_hidden_size, dim=-1)
         return place_visual(embeds, merged, text.visual), levels
 

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.data import Batch, Loader, RowFile
-from model.loss import CHUNK
+from model.loss import CHUNK, row_parts
 from model.training.interruption import Interruption
 from model.training.job import DTYPES, Job
 from model.training.record import EvalRecord
 from model.training.settings import Settings
 from model.training.trainer import sum_over_ranks, to_device
+from vlshard import Boundaries
 from vlshard.comm import AgreedError
 
 
@@ -61,18 +63,22 @@ class Scores:
 
     def __call__(
         self,
-        hidden: Float[Tensor, "y m"],
+        hidden: Float[Tensor, "z m"],
         head_w: Float[Tensor, "vocab m"],
-        targets: Int[Tensor, " y"],
+        targets: Int[Tensor, " z"],
         num_labels: Float[Tensor, ""],
+        *,
+        at: Boundaries,
     ) -> Float[Tensor, ""]:
         """The term that ``token_loss`` gives, without a backward; args as there."""
         total = hidden.new_zeros((), dtype=torch.float32)
         for rows, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
             if len(rows):
                 logits = F.linear(rows, head_w).float()
-                total += F.cross_entropy(logits, wanted, reduction="sum")
-                self.right += (logits.argmax(-1) == wanted).sum() / num_labels
+                parts = row_parts(logits, at.columns("text.vocab", wanted))
+                norms, target = at.merge("text.vocab", parts).unbind(-1)
+                total += norms.sum() - target.sum()
+                self.right += (at.argmax("text.vocab", logits) == wanted).sum() / num_labels
         return total / num_labels
 
 
@@ -156,5 +162,6 @@ class Evaluator:
         term = torch.zeros((), device=self._device)
         for part in batch.parts if batch.labels else ():
             part.at.send_ahead(self._device, DTYPES[self._settings.dtype])
-            term += self._model(to_device(part.inputs, self._device), part.at, loss=scores)
+            loss = partial(scores, at=part.at)
+            term += self._model(to_device(part.inputs, self._device), part.at, loss=loss)
         return sum_over_ranks(torch.stack([term, scores.right]), signal)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from model.config.config import Config
-from model.data.inputs import ModelInputs, build_inputs
+from model.data.inputs import ModelInputs, build_inputs, plan_step
 from model.data.sample import Sample
 from model.modules.qwen3_vl_moe import Qwen3VLMoe
 from tests.benchmarks.workloads import BATCH, CLIP, OPTIMIZER, Drawn, Workload, draw_sample, weight
@@ -64,7 +64,7 @@ class UnderPlan:
         drawn = [draw_sample(self._workload, step * BATCH + i) for i in range(BATCH)]
         facts = [self._facts(i, sample) for i, sample in enumerate(drawn)]
         (header,) = make_headers(facts, self.bound.data_ranks)
-        at = self.bound.step(header)
+        share = self.bound.share(header, dist.get_rank())
         samples = {
             i: Sample(np.array(d.ids), np.array(d.labels), d.grids) for i, d in enumerate(drawn)
         }
@@ -73,11 +73,12 @@ class UnderPlan:
             for i, d in enumerate(drawn)
             for number, part in enumerate(d.pixels.split([t * h * w for t, h, w in d.grids]))
         }
-        inputs = build_inputs(header, at.share, samples, pixels, self._config)
+        inputs = build_inputs(header, share, samples, pixels, self._config)
         table = torch.stack([positions(d, self._workload) for d in drawn], dim=1)
-        samples_in, places_in = at.share.entered_tokens or (at.share.samples, at.share.positions)
+        samples_in, places_in = share.entered_tokens or (share.samples, share.positions)
         held = table[:, samples_in, np.minimum(places_in, table.shape[2] - 1)]
-        return at, replace(inputs, text=replace(inputs.text, positions=held))
+        inputs = replace(inputs, text=replace(inputs.text, positions=held))
+        return plan_step(self.bound, header, inputs)
 
     def _facts(self, row: int, drawn: Drawn) -> SampleFacts:
         labelled = sum(label >= 0 for label in drawn.labels[1:])

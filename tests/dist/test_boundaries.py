@@ -78,6 +78,18 @@ class Spy:
     def leave(self, inside, x):
         return self.inner.leave(inside, x)
 
+    def fetch(self, *args):
+        return self.inner.fetch(*args)
+
+    def columns(self, *args):
+        return self.inner.columns(*args)
+
+    def merge(self, *args):
+        return self.inner.merge(*args)
+
+    def argmax(self, *args):
+        return self.inner.argmax(*args)
+
     def expect(self, what, found, wanted):
         if not np.array_equal(np.asarray(found), np.asarray(wanted)):
             self.faults.append(f"{what}: {np.asarray(found)}, not {np.asarray(wanted)}")
@@ -249,20 +261,6 @@ def codes(count):
     return FAR * F.normalize(torch.randn(count, WIDTH, generator=draw), dim=-1)
 
 
-class Watched:
-    """A bound plan whose steps are spied on."""
-
-    def __init__(self, bound):
-        self.bound, self.spies = bound, []
-
-    def __getattr__(self, name):
-        return getattr(self.bound, name)
-
-    def step(self, header):
-        self.spies.append(Spy(self.bound, header))
-        return self.spies[-1]
-
-
 def crossing_batch(config):
     """Uneven images and texts, in two micro-batches; a video; a row without images."""
     return (
@@ -277,9 +275,10 @@ def crossing_batch(config):
 
 def watch(plan, raw):
     run = Run(Config.from_dict(raw), plan, seed=1)
-    run.bound = Watched(run.bound)
-    run.forward_backward(crossing_batch(run.config))
-    spies = run.bound.spies
+    batch, spies = crossing_batch(run.config), []
+    for header in run.headers(batch):
+        spies.append(Spy(run.bound, header))
+        run.one_forward_backward(batch, header, spies[-1])
     return [dict(spy.crossings) for spy in spies], [fault for spy in spies for fault in spy.faults]
 
 

@@ -5,6 +5,9 @@ from torch.nn import functional as F
 
 from model.loss import token_loss
 from tests.tiny import Shapes
+from vlshard import local_boundaries
+
+AT = local_boundaries()
 
 
 def problem(rows: int, vocab: int = 37, width: int = 12) -> tuple[Tensor, Tensor, Tensor]:
@@ -18,7 +21,7 @@ def problem(rows: int, vocab: int = 37, width: int = 12) -> tuple[Tensor, Tensor
 def test_loss_equals_cross_entropy_whatever_the_chunk(chunk: int):
     hidden, head, targets = problem(10)
     labels = torch.tensor(16.0)
-    got = token_loss(hidden, head, targets, labels, chunk=chunk)
+    got = token_loss(hidden, head, targets, labels, chunk=chunk, at=AT)
     logits = (hidden.double() @ head.double().T).detach().requires_grad_()
     want = F.cross_entropy(logits, targets, reduction="sum") / 16
     want.backward()
@@ -30,7 +33,7 @@ def test_loss_equals_cross_entropy_whatever_the_chunk(chunk: int):
 
 def test_loss_scales_its_gradients_by_what_comes_from_above():
     hidden, head, targets = problem(5)
-    loss = token_loss(hidden, head, targets, torch.tensor(1.0), chunk=2)
+    loss = token_loss(hidden, head, targets, torch.tensor(1.0), chunk=2, at=AT)
     once = torch.autograd.grad(loss, (hidden, head), retain_graph=True)
     thrice = torch.autograd.grad(3 * loss, (hidden, head))
     for one, three in zip(once, thrice, strict=True):
@@ -39,7 +42,7 @@ def test_loss_scales_its_gradients_by_what_comes_from_above():
 
 def test_loss_without_labels_is_zero_with_zero_gradients():
     hidden, head, targets = problem(0)
-    loss = token_loss(hidden, head, targets, torch.tensor(1.0))
+    loss = token_loss(hidden, head, targets, torch.tensor(1.0), at=AT)
     loss.backward()
     assert loss == 0
     assert hidden.grad.shape == (0, 12)
@@ -50,14 +53,14 @@ def test_loss_without_labels_is_zero_with_zero_gradients():
 def test_loss_leaves_frozen_inputs_alone(frozen: int):
     hidden, head, targets = problem(7)
     (hidden, head)[frozen].requires_grad_(False)
-    token_loss(hidden, head, targets, torch.tensor(7.0), chunk=4).backward()
+    token_loss(hidden, head, targets, torch.tensor(7.0), chunk=4, at=AT).backward()
     assert [x.grad is None for x in (hidden, head)] == [frozen == 0, frozen == 1]
 
 
 def test_loss_in_bf16_sums_in_fp32():
     hidden, head, targets = problem(40)
     half, half_head = (x.detach().bfloat16().requires_grad_() for x in (hidden, head))
-    got = token_loss(half, half_head, targets, torch.tensor(40.0), chunk=16)
+    got = token_loss(half, half_head, targets, torch.tensor(40.0), chunk=16, at=AT)
     logits = F.linear(half, half_head).float()
     got.backward()
     assert got.dtype == torch.float32
@@ -69,7 +72,7 @@ def test_loss_never_holds_more_than_a_chunk_of_logits():
     rows, vocab, width, chunk = 50, 4096, 12, 16
     hidden, head, targets = problem(rows, vocab, width)
     with Shapes() as seen:
-        token_loss(hidden, head, targets, torch.tensor(50.0), chunk=chunk).backward()
+        token_loss(hidden, head, targets, torch.tensor(50.0), chunk=chunk, at=AT).backward()
     weights = {(vocab, width), (width, vocab)}
     numel = {shape: torch.Size(shape).numel() for shape in seen.found - weights}
     assert max(numel.values()) == chunk * vocab
@@ -92,7 +95,7 @@ def test_head_gradient_in_half_precision_is_as_right_in_chunks_as_in_one(rows, d
 
     def gradient(head: Tensor, hidden: Tensor, chunk: int) -> Tensor:
         head = head.detach().requires_grad_()
-        token_loss(hidden, head, targets, torch.tensor(float(rows)), chunk=chunk).backward()
+        token_loss(hidden, head, targets, torch.tensor(float(rows)), chunk=chunk, at=AT).backward()
         return head.grad.double()
 
     right = gradient(head.double(), hidden.double(), rows)

@@ -26,6 +26,15 @@ def own_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
     return _made(("own", ranks), lambda: new_own_group(ranks))
 
 
+def host_group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """A group with CPU tensors, for one thread that plans ahead; its own ranks call this alike.
+
+    Args:
+      ranks: global ranks, in the order of the group; this one is among them.
+    """
+    return _made(("host", ranks), lambda: new_own_group(ranks, backend="gloo"))
+
+
 def new_own_group(
     ranks: Sequence[int], *, backend: str | None = None, timeout: timedelta | None = None
 ) -> dist.ProcessGroup:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from vlshard.comm.groups import axes_of, device_mesh, own_group
+from vlshard.comm.groups import axes_of, device_mesh, host_group, own_group
 from vlshard.language import AxisSize, MeshShape, PlanError
 
 __all__ = ["Mesh", "MeshShape"]
@@ -163,6 +163,23 @@ class Mesh(MeshShape):
         if key not in self._groups:
             self._groups[key] = self._make(key)
         return self._groups[key]
+
+    def host_group(self, axes: Sequence[str]) -> dist.ProcessGroup | None:
+        """A group like ``group(axes)`` that sends from the host, for whoever plans steps ahead.
+
+        Made by the first call, which every rank makes alike. Nothing else uses it, so one thread
+        may, beside what computes.
+
+        Args:
+          axes: major to minor.
+        Returns: None where this rank is alone.
+        Raises: as ``group``.
+        """
+        key = self._key(axes)
+        if not key:
+            return None
+        self._check_world()
+        return host_group(tuple(self.ranks[place] for place in self.peers(key, self.here)))
 
     def device_mesh(
         self,

@@ -3,7 +3,8 @@
 `plan` holds `Plan`, `plan_file` reads one; `check` and its neighbours find its faults, against what
 `model_config` asks of a model; `bound_plan` is what fits, `describe` what ranks then store.
 `splits` says what follows from cutting an `inside` of blocks, and `doors` is the way in and out,
-`regather` one that keeps less for backward.
+`regather` one that keeps less for backward; `vocabulary` says which rows of its tables travel where
+it is cut, and `lookup` moves them.
 `header` is what all ranks know of a micro-batch: the `facts` of its samples, as each rank has
 `told` them. From it `tokens` and `hand_off` say who holds which tokens and visual rows, and
 `step_boundaries` is what a core then calls, by the protocol in `boundaries`. `advise` compares
@@ -25,8 +26,10 @@ from vlshard.plan.split_remarks import split_remarks
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.told import Told, merge_told
 from vlshard.plan.unused_axes import unused_axes
+from vlshard.plan.vocabulary import NOTHING, TokenIds, ToldIds
 
 __all__ = [
+    "NOTHING",
     "Advice",
     "BoundPlan",
     "Boundaries",
@@ -41,7 +44,9 @@ __all__ = [
     "Share",
     "StepBoundaries",
     "StepHeader",
+    "TokenIds",
     "Told",
+    "ToldIds",
     "advise_patches",
     "deal_rows",
     "describe_storage",

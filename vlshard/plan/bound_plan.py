@@ -25,11 +25,12 @@ from vlshard.plan.doors import Door, group_axes, make_door
 from vlshard.plan.hand_off import Placeholders, hand_off, merged
 from vlshard.plan.header import Share, StepHeader
 from vlshard.plan.inside import fused_parameters
-from vlshard.plan.model_config import PATCHES, TOKENS, ModelConfig
+from vlshard.plan.model_config import PATCHES, TOKENS, VOCABULARY, ModelConfig
 from vlshard.plan.regather import Regathered
 from vlshard.plan.splits import Splits
 from vlshard.plan.step_boundaries import StepBoundaries
 from vlshard.plan.tokens import is_packed, token_places
+from vlshard.plan.vocabulary import TokenIds, ToldIds, Vocabulary
 from vlshard.programs import Peers, Program
 from vlshard.storage import (
     FusedDims,
@@ -132,6 +133,7 @@ class BoundPlan:
         axes = {self.hand_off_axes, *(axes for mode in modes for axes in mode.ways.groups)}
         axes |= group_axes((p for pair in self._programs.values() for p in pair), self.mesh)
         axes |= {self.splits.axes(kind) for kind in self._programs}
+        axes |= {self.vocabulary.axes, self.vocabulary.apart} if self.vocabulary else set()
         return sorted(axes - {()})
 
     @cached_property
@@ -145,9 +147,24 @@ class BoundPlan:
 
     @cached_property
     def copies(self) -> int:
-        """Number of ranks that compute each row of tokens."""
-        split = spec_axes(self.tokens, self.mesh)
+        """Number of ranks that compute the loss of each labelled token.
+
+        They are those that hold the token, or, of a vocabulary that is cut, to which it travels.
+        """
+        shared = self.vocabulary.axes if self.vocabulary else ()
+        split = [part for part in spec_axes(self.tokens, self.mesh) if part not in shared]
         return self.mesh.size // self.mesh.span(split)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        """The vocabulary, if a split cuts it."""
+        cut = self.splits.specs.get(VOCABULARY)
+        if cut is None or not (axes := self.splits.axes(VOCABULARY)):
+            return None
+        sizes = self.splits.insides[VOCABULARY].sizes
+        rows = layout(cut, self.mesh, where=VOCABULARY, **{n: sizes[n] for n in cut.names})
+        over = spec_axes(self.tokens, self.mesh)
+        return Vocabulary(rows, axes, tuple(a for a in axes if a in over), self.mesh)
 
     @cached_property
     def _programs(self) -> dict[str, tuple[Program, Program]]:
@@ -297,11 +314,24 @@ class BoundPlan:
         """The plan as one of its ranks has it, which need not run; see ``Mesh.seen_from``."""
         return replace(self, mesh=self.mesh.seen_from(rank))
 
-    def step(self, header: StepHeader) -> StepBoundaries:
+    def exchange(self, tokens: TokenIds) -> ToldIds | None:
+        """Tell the ranks that share the vocabulary what this rank's tokens ask for, on the host.
+
+        Where it is cut every rank calls this alike, once a micro-batch, from one thread.
+
+        Args:
+          tokens: of a micro-batch: those that ``share`` gives this rank.
+        Returns: for ``step``; None where the vocabulary is whole.
+        """
+        return self.vocabulary.exchange(tokens) if self.vocabulary else None
+
+    def step(self, header: StepHeader, vocab: ToldIds | None = None) -> StepBoundaries:
         """Plan one micro-batch: what this rank holds of it, and what moves where.
 
         Args:
           header: the micro-batch, the same on every rank.
+          vocab: what ``exchange`` gave, where a split cuts the vocabulary; without it nothing can
+            be looked up.
         """
         mesh, modes = self.mesh, self.attention
         where = self.layouts(header)
@@ -314,6 +344,8 @@ class BoundPlan:
             },
             merged=hand_off(where.merged, where.tokens, placeholders, self.hand_off_axes, mesh),
             doors=self._doors(where),
+            vocabulary=self.vocabulary.plan(vocab) if self.vocabulary and vocab else None,
+            shared_vocabulary=self.vocabulary is not None,
         )
 
     def _vision(self, header: StepHeader, where: StepLayouts) -> Site:

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from vlshard.attention import Runs, attend_runs
 from vlshard.comm import Pending
+from vlshard.plan.lookup import merge_parts
 
 
 @runtime_checkable
@@ -39,11 +42,12 @@ class Boundaries(Protocol):
         ...
 
     def enter(self, inside: str, x: Tensor) -> Tensor:
-        """Tokens on which this rank computes its part of an inside of a block.
+        """Tokens on which this rank computes its part of an inside.
 
         Args:
-          inside: ``vision.attention``, ``vision.mlp``, ``text.attention`` or ``text.mlp``.
-          x: this rank's tokens, ``n c`` or ``b s m``.
+          inside: ``vision.attention``, ``vision.mlp``, ``text.attention`` or ``text.mlp``; or
+            ``text.vocab``, which labelled rows enter.
+          x: this rank's tokens, ``n c`` or ``b s m``; of the vocabulary its labelled rows, ``y m``.
         Returns: these tokens, and with them those of the ranks that compute the other parts of the
           same inside, where tokens are cut over them.
         """
@@ -56,7 +60,62 @@ class Boundaries(Protocol):
 
         Args:
           inside: as for ``enter``.
-          x: this rank's part, for the tokens that ``enter`` gave.
+          x: this rank's part, for the tokens that ``enter`` gave; of the vocabulary what all ranks
+            have alike of merged rows, such as the sum of their losses.
+        """
+        ...
+
+    def fetch(
+        self,
+        inside: str,
+        table: Float[Tensor, "part m"],
+        ids: Int[Tensor, "b s"],
+        padding_id: int | None = None,
+    ) -> Float[Tensor, "b s m"]:
+        """Rows of a table of which each rank may have a part, one for each token.
+
+        Args:
+          inside: ``text.vocab``.
+          table: this rank's part.
+          ids: of this rank's tokens.
+          padding_id: id whose row gets no gradient from here, if any.
+        Returns: the rows; where ranks have parts, zeros for padding and placeholders, which teach
+          no row anything.
+        """
+        ...
+
+    def columns(self, inside: str, ids: Int[Tensor, " z"]) -> Int[Tensor, " z"]:
+        """Where ids are among the columns of this rank's logits.
+
+        Args:
+          inside: ``text.vocab``.
+          ids: of the vocabulary.
+        Returns: one column an id, negative where another rank has it.
+        """
+        ...
+
+    def merge(self, inside: str, parts: Float[Tensor, "z 3"]) -> Float[Tensor, "z 2"]:
+        """What a softmax needs of rows of which each rank may have some columns.
+
+        Not differentiable: who calls it knows the gradient from what it gives. Ranks call it alike
+        and get the same bits.
+
+        Args:
+          inside: ``text.vocab``.
+          parts: of each entered row, over this rank's columns: the largest logit, the sum of the
+            powers of e of all less that, and the logit of the target; -inf, 0 and 0 where there is
+            no column, 0 where the target is not among them.
+        Returns: log-sum-exp and target logit over all columns.
+        """
+        ...
+
+    def argmax(self, inside: str, logits: Float[Tensor, "z part"]) -> Int[Tensor, " z"]:
+        """Ids of the largest logits of rows of which each rank may have some columns.
+
+        Args:
+          inside: ``text.vocab``.
+          logits: of entered rows, over this rank's columns.
+        Returns: one id a row, of equal ones the smallest; the same on all ranks that share them.
         """
         ...
 
@@ -88,6 +147,28 @@ class LocalBoundaries:
     def leave(self, inside: str, x: Tensor) -> Tensor:
         """All of it is here."""
         return x
+
+    def fetch(
+        self,
+        inside: str,
+        table: Float[Tensor, "vocab m"],
+        ids: Int[Tensor, "b s"],
+        padding_id: int | None = None,
+    ) -> Float[Tensor, "b s m"]:
+        """One row per token."""
+        return F.embedding(ids, table, padding_idx=padding_id)
+
+    def columns(self, inside: str, ids: Int[Tensor, " z"]) -> Int[Tensor, " z"]:
+        """Each id is a column."""
+        return ids
+
+    def merge(self, inside: str, parts: Float[Tensor, "z 3"]) -> Float[Tensor, "z 2"]:
+        """All columns are here."""
+        return merge_parts(parts[None])
+
+    def argmax(self, inside: str, logits: Float[Tensor, "z vocab"]) -> Int[Tensor, " z"]:
+        """The first of the largest."""
+        return logits.argmax(-1)
 
 
 def local_boundaries(segments: Sequence[int] = ()) -> LocalBoundaries:

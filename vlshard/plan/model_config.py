@@ -6,9 +6,10 @@ from typing import Protocol, runtime_checkable
 from vlshard.attention import Heads
 
 # The boundaries whose layout a plan writes down; the layouts of all others follow from these and
-# from the attention modes.
+# from the attention modes. The inside whose inner dim is the ids of tokens, which labels are too.
 PATCHES = "vision.patches"
 TOKENS = "text.tokens"
+VOCABULARY = "text.vocab"
 SITES = {"vision": PATCHES, "text": TOKENS}
 
 

@@ -109,6 +109,8 @@ class Plan:
             refuse_differences(bound.facts(), headline="ranks have bound different plans")
         if dist.is_initialized():
             self.mesh.make_groups(bound.group_axes)
+            if bound.vocabulary:
+                self.mesh.host_group(bound.vocabulary.axes)
         return bound
 
     def packed(self) -> "Plan":

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from vlshard.attention import Heads, Schedule
 from vlshard.comm import Pending, RowMove, send_ahead, untraced
+from vlshard.language import IntArray
 from vlshard.plan.doors import Door
 from vlshard.plan.header import Share
+from vlshard.plan.lookup import Lookup, merge_parts
+from vlshard.plan.model_config import VOCABULARY
 from vlshard.plan.regather import Regathered
 
 
@@ -26,11 +30,21 @@ class StepBoundaries:
         schedules: Mapping[str, Schedule],
         merged: RowMove,
         doors: Mapping[str, Door | Regathered] | None = None,
+        vocabulary: Lookup | None = None,
+        *,
+        shared_vocabulary: bool = False,
     ) -> None:
         self.share = share
         self._schedules = schedules
         self._merged = merged
-        self._doors = doors or {}
+        self._doors = dict(doors or {})
+        self._vocabulary = vocabulary
+        self._untold = shared_vocabulary and vocabulary is None
+
+    @property
+    def targets(self) -> IntArray | None:
+        """Ids that the labelled rows predict that enter a vocabulary which ranks share, or None."""
+        return None if self._vocabulary is None else self._vocabulary.targets
 
     def send_ahead(self, device: torch.device, dtype: torch.dtype) -> None:
         """Send what tensors of this micro-batch will be indexed by to a device, in one copy.
@@ -44,6 +58,7 @@ class StepBoundaries:
         schedules, doors = self._schedules.values(), self._doors.values()
         indices = [i for one in schedules for i in one.indices(device.type, dtype)]
         indices += [i for door in doors for way in door.ways for i in way.indices]
+        indices += self._vocabulary.indices if self._vocabulary else []
         send_ahead([*self._merged.indices, *indices], device)
 
     @untraced
@@ -81,14 +96,59 @@ class StepBoundaries:
     @untraced
     def enter(self, inside: str, x: Tensor) -> Tensor:
         """Tokens to compute an inside on; see ``Boundaries.enter``."""
-        door = self._doors.get(inside)
+        door = self._door(inside)
         return x if door is None else door.enter(x)
 
     @untraced
     def leave(self, inside: str, x: Tensor) -> Tensor:
         """This rank's tokens, what ranks computed in parts summed; see ``Boundaries.leave``."""
-        door = self._doors.get(inside)
+        door = self._door(inside)
         return x if door is None else door.leave(x)
+
+    def _door(self, inside: str) -> Door | Regathered | Lookup | None:
+        """The way into an inside that a split cuts, and out of it."""
+        return self._lookup if inside == VOCABULARY else self._doors.get(inside)
+
+    @property
+    def _lookup(self) -> Lookup | None:
+        """The vocabulary, if ranks share it.
+
+        Raises: ValueError if nobody was told what this rank's tokens ask for.
+        """
+        if self._untold:
+            fix = "fix: step(header, vocab=bound.exchange(token_ids(inputs.text)))"
+            raise ValueError(f"ranks share {VOCABULARY}, and the step was told no ids; {fix}")
+        return self._vocabulary
+
+    @untraced
+    def fetch(
+        self,
+        inside: str,
+        table: Float[Tensor, "part m"],
+        ids: Int[Tensor, "b s"],
+        padding_id: int | None = None,
+    ) -> Float[Tensor, "b s m"]:
+        """Rows of a table, one for each token; see ``Boundaries.fetch``."""
+        if (lookup := self._lookup) is None:
+            return F.embedding(ids, table, padding_idx=padding_id)
+        return lookup.fetch(table, ids, padding_id)
+
+    def columns(self, inside: str, ids: Int[Tensor, " z"]) -> Int[Tensor, " z"]:
+        """Where ids are in this rank's part of the vocabulary; see ``Boundaries.columns``."""
+        lookup = self._lookup
+        return ids if lookup is None else lookup.columns(ids)
+
+    @untraced
+    def merge(self, inside: str, parts: Float[Tensor, "z 3"]) -> Float[Tensor, "z 2"]:
+        """What a softmax needs of rows over all columns; see ``Boundaries.merge``."""
+        lookup = self._lookup
+        return merge_parts(parts[None]) if lookup is None else lookup.merge(parts)
+
+    @untraced
+    def argmax(self, inside: str, logits: Float[Tensor, "z part"]) -> Int[Tensor, " z"]:
+        """Ids of the largest logits; see ``Boundaries.argmax``."""
+        lookup = self._lookup
+        return logits.argmax(-1) if lookup is None else lookup.argmax(logits)
 
 
 def flat_rows(x: Float[Tensor, "... h d"]) -> Float[Tensor, "n h d"]:

@@ -170,7 +170,7 @@ CALLS: dict[str, Case] = {
     "load_balance": (([LOAD, LOAD],), {}, [(0, LOAD), (0, [floats(4)])]),
     "embed_tokens": (
         (floats(9, 8), ints(2, 4)),
-        {"padding_id": None},
+        {"padding_id": None, "at": AT},
         [(1, ints(4)), (1, floats(2, 4))],
     ),
     "rms_norm": ((floats(2, 4, 8), floats(8)), {"eps": 1e-6}, [(1, floats(7)), (1, floats(1))]),
@@ -207,7 +207,7 @@ CALLS: dict[str, Case] = {
     "labelled_rows": ((floats(2, 4, 8), ints(3)), {}, [(0, floats(8, 8)), (1, floats(3))]),
     "token_loss": (
         (floats(3, 8), floats(9, 8), ints(3), torch.tensor(3.0)),
-        {},
+        {"at": AT},
         [(0, floats(3, 7)), (1, floats(9, 7)), (2, ints(2)), (2, floats(3)), (3, floats(1))],
     ),
 }
