@@ -205,6 +205,7 @@ CALLS: dict[str, Case] = {
         [(0, VISION_BLOCK), (1, floats(8, 8)), (2, floats(2, 4, 2)), (3, ints(7, 1))],
     ),
     "labelled_rows": ((floats(2, 4, 8), ints(3)), {}, [(0, floats(8, 8)), (1, floats(3))]),
+    "row_parts": ((floats(3, 9), ints(3)), {}, [(0, floats(2, 9)), (1, ints(2))]),
     "token_loss": (
         (floats(3, 8), floats(9, 8), ints(3), torch.tensor(3.0)),
         {"at": AT},

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from model.training.train import train
 from tests.hf_oracle import hf_outcome
 from tests.tiny import make_batch, sample
 from tests.train_folder import CPU, make_folder, options, read_lines, run_train, write_rows
+from vlshard import local_boundaries
 
 SIZES = [[], [(16, 24)], [(8, 8), (24, 16)], [], [(16, 16)], [], []]  # of images, by row
 BATCH = 3  # the last batch has one row: fewer than ranks
@@ -65,6 +66,7 @@ CASES = [
     ("baseline_dp", 4, {}),
     ("vision_cp_ring", 4, {"pack": True}),
     ("decoder_tp", 2, {"micro_batch": 1}),
+    ("decoder_vocab", 2, {"micro_batch": 2}),
 ]
 
 
@@ -143,7 +145,7 @@ def test_a_pass_takes_each_row_once():
 
 
 def test_scores_are_summed_over_calls():
-    scores = Scores(CPU)
+    scores = partial(Scores(CPU), at=local_boundaries())
     head = torch.eye(3, 4).T  # the logit of class k is feature k, and 0 of the last class
     hidden = torch.tensor([[2.0, 1, 0], [0, 1, 2], [-1, -2, -3]])
     first = scores(hidden, head, torch.tensor([0, 1, 3]), torch.tensor(4.0))
@@ -151,4 +153,4 @@ def test_scores_are_summed_over_calls():
     losses = torch.tensor(rows).logsumexp(-1) - torch.tensor([2.0, 1, 0])
     assert first.item() == pytest.approx(losses.sum().item() / 4)
     nothing = scores(hidden[:0], head, torch.tensor([], dtype=torch.int64), torch.tensor(4.0))
-    assert (nothing.item(), scores.right.item()) == (0.0, 0.5)  # the first and the last row
+    assert (nothing.item(), scores.func.right.item()) == (0.0, 0.5)  # the first and the last row
