@@ -6,7 +6,7 @@ import pytest
 
 from model.config.config import Config
 from tests.batches import batches
-from tests.dist.test_splits import SPREAD, TEMPLATE
+from tests.dist.test_splits import SPREAD
 from tests.tiny import tiny_raw
 from tests.training import Outcome, Run
 
@@ -36,6 +36,21 @@ CASES = ("mixed sizes", "text only", "lengths 1 2 7 13 17", "labels on one rank 
 ALL_CASES = (*CASES, "images on the first rank only", "one sample, one image", "no label at all",
     "micro-batches, uneven", "video and image")
 
+TEMPLATE = """
+from vlshard import Mesh, Plan, fsdp, gather, replicate, ring
+
+def plan(world):
+    mesh = Mesh({mesh})
+    return Plan(
+        mesh=mesh,
+        params={params},
+        layouts={{"vision.patches": "{patches}", "text.tokens": "{tokens}"}},
+        splits={splits},
+        attention={attention},
+        checkpoint={checkpoint},
+    )
+"""
+
 
 def raw(*, tied: bool = False) -> dict:
     """An odd vocabulary, a real token that is the padding token, two of four layers dense."""
@@ -49,7 +64,7 @@ def write_plan(path, key) -> str:
     for other in more:
         fields |= other
     fields |= {"mesh": mesh, "splits": splits, "patches": HOME, "tokens": tokens}
-    path.write_text(TEMPLATE.format(**fields, modes=fields["attention"]))
+    path.write_text(TEMPLATE.format(**fields))
     return str(path)
 
 
