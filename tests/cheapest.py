@@ -12,6 +12,8 @@ from itertools import permutations, product
 from math import lcm, prod
 from typing import NamedTuple
 
+import numpy as np
+
 from tests import oracle
 from tests.oracle import Cut, Size
 
@@ -36,26 +38,31 @@ class Cheapest(NamedTuple):
     states: int
 
 
+class DimRules(NamedTuple):
+    """What decides which cuts a dim may have, and what its exchanges cost.
+
+    ``homes`` says over how many ranks a side brings rows home, ``limits`` over how many each side
+    cuts each factor; ``sides`` are the cuts of both, of packs only.
+    """
+
+    kind: str
+    label: str
+    orders: tuple
+    homes: tuple
+    limits: tuple
+    sides: tuple
+    size: Size
+
+
 class Rules:
     """What may be between two specs, and what it costs."""
 
-    def __init__(self, src, dst, mesh, sizes):
-        self.mesh, self.kinds = mesh, [dim.kind for dim in src.dims]
-        self.labels = [oracle.label_of(dim) for dim in src.dims]
-        big = {axis for axis, n in mesh.items() if n > 1}
-        named = (oracle.axes_of(src) | oracle.axes_of(dst)) & big - {*dst.pending}
-        self.play = tuple(axis for axis in mesh if axis in named)
-        self.ranks = self.span(self.play)
-        self.start, self.goal = self.state(src, dst), self.state(dst, dst)
-        self.sides = [*zip(self.start.dims, self.goal.dims, strict=True)]
-        self.orders = [sorted({c.order for side in s for c in side if c.order}) for s in self.sides]
-        self.sizes = [
-            size if kind == "pack" and sum(size.lengths) else symbolic(kind, side, mesh)
-            for kind, side, size in zip(self.kinds, self.sides, sizes, strict=True)
-        ]
-        rows = [total(kind, size) for kind, size in zip(self.kinds, self.sizes, strict=True)]
-        self.unit = self.ranks**2 * lcm(*rows)
-        self.known = {}
+    def __init__(self, mesh, play, dims):
+        self.mesh, self.play, self.dims = dict(mesh), play, dims
+        self.labels = [dim.label for dim in dims]
+        self.rows = [total(dim.kind, dim.size) for dim in dims]
+        self.unit = self.span(play) ** 2 * lcm(*self.rows)
+        self.known, self.known_steps, self.last = {}, {}, None
 
     def state(self, spec, dst):
         pending = frozenset(self.play) & {*spec.pending} - {*dst.pending}
@@ -77,41 +84,35 @@ class Rules:
         return self.known[key]
 
     def _one_more(self, i, cuts, axes):
-        kind = self.kinds[i]
+        kind, _, orders, homes, limits, sides, _ = self.dims[i]
         if kind == "pack":
-            found = {s[: len(cuts) + 1] for s in self.sides[i] if s[: len(cuts)] == cuts != s}
+            found = {s[: len(cuts) + 1] for s in sides if s[: len(cuts)] == cuts != s}
             yield from ((s[-1].axes, s) for s in sorted(found, key=str) if {*s[-1].axes} == {*axes})
             return
         for order in permutations(axes):
             yield order, self.sorted(i, (*cuts, *(Cut(OUTER[kind], (a,)) for a in order)))
-            for slot in INNER[kind]:
+            for slot, numbers in zip(INNER[kind], limits, strict=True):
                 own = [cut for cut in cuts if cut.slot == slot]
                 ranks = prod(self.span(cut.axes) for cut in own) * self.span(order)
-                limits = [self.by(side, slot) for side in self.sides[i]]
-                if any(n % ranks == 0 for n in limits) and all(c.slot != "all" for c in cuts):
+                if any(n % ranks == 0 for n in numbers) and all(c.slot != "all" for c in cuts):
                     more = (*cuts, *(Cut(slot, (a,)) for a in order))
                     yield order, self.sorted(i, more)
-            for name in self.orders[i]:
-                homes = [c for side in self.sides[i] for c in side if c.order == "home"]
-                fits = any(self.span(c.axes) % self.span(order) == 0 for c in homes)
+            for name in orders:
+                fits = any(n % self.span(order) == 0 for n in homes)
                 once = all(cut.order != "home" for cut in cuts)
                 if name != "home" or (fits and once):
                     yield order, (*cuts, Cut(OUTER[kind], order, name))
 
-    def by(self, cuts, slot):
-        """By how many ranks cuts deal a factor."""
-        return prod(self.span(cut.axes) for cut in cuts if cut.slot == slot)
-
     def sorted(self, i, cuts):
-        slots = (*INNER[self.kinds[i]], OUTER[self.kinds[i]])
+        slots = (*INNER[self.dims[i].kind], OUTER[self.dims[i].kind])
         return tuple(sorted(cuts, key=lambda cut: slots.index(cut.slot)))
 
     def less(self, i, cuts):
         """The last cuts that may be undone: their axes and what is left."""
-        if self.kinds[i] == "pack":
+        if self.dims[i].kind == "pack":
             yield from [(cuts[-1].axes, cuts[:-1])] if cuts else []
             return
-        for slot in (*INNER[self.kinds[i]], OUTER[self.kinds[i]]):
+        for slot in (*INNER[self.dims[i].kind], OUTER[self.dims[i].kind]):
             own = [cut for cut in cuts if cut.slot == slot]
             if not own or (slot in ("h", "d") and any(cut.slot == "all" for cut in cuts)):
                 continue
@@ -141,9 +142,9 @@ class Rules:
 
     def goes_on(self, i, cuts, more):
         """Whether slices lead from some cuts to others."""
-        if self.kinds[i] == "pack" or cuts == more:
+        if self.dims[i].kind == "pack" or cuts == more:
             return cuts == more
-        for slot in (*INNER[self.kinds[i]], OUTER[self.kinds[i]]):
+        for slot in (*INNER[self.dims[i].kind], OUTER[self.dims[i].kind]):
             own, longer = ([cut for cut in side if cut.slot == slot] for side in (cuts, more))
             if longer[: len(own)] != own:
                 return False
@@ -158,6 +159,12 @@ class Rules:
         )
 
     # ------------------------------------------------------------ steps
+
+    def all_steps(self, state):
+        """All steps from a state, found once."""
+        if state not in self.known_steps:
+            self.known_steps[state] = [*self.steps(state)]
+        return self.known_steps[state]
 
     def steps(self, state):
         """All steps: what each costs, its place among the kinds, its text, and where it leads."""
@@ -188,7 +195,9 @@ class Rules:
                     text = (f"ReduceScatter {label} over {oracle.joined(axes)}", self.written(more))
                     yield cost, cost, 1, text, put(dims, i, more), pending - {*some}
             own = {axis for cut in cuts for axis in cut.axes}
-            for after in self.all_cuts(i, tuple(a for a in self.play if a in own or a in free)):
+            # From no cuts at all there are slices.
+            left = tuple(a for a in self.play if a in own or a in free)
+            for after in self.all_cuts(i, left) if cuts else ():
                 if not (self.goes_on(i, cuts, after) or self.goes_on(i, after, cuts)):
                     most, mean, axes = self.exchange(i, cuts, after, share)
                     text = (f"Exchange {label} over {' '.join(axes)}", self.written(after))
@@ -205,10 +214,42 @@ class Rules:
         changed = {axis for cut in before[same:] + after[same:] for axis in cut.axes}
         axes = tuple(axis for axis in self.mesh if axis in changed)
         mesh = tuple(self.mesh.items())
-        most, all_rows, ranks = rows_sent(self.kinds[i], self.sizes[i], before, after, mesh)
-        rows = total(self.kinds[i], self.sizes[i])
-        row = share * prod(self.span(cut.axes) for cut in before) // rows
+        kind, size = self.dims[i].kind, self.dims[i].size
+        most, all_rows, ranks = rows_sent(kind, size, before, after, mesh)
+        row = share * prod(self.span(cut.axes) for cut in before) // self.rows[i]
         return most * row, all_rows * row // ranks, axes
+
+
+def between(src, dst, mesh, sizes):
+    """What decides what may be between two specs: the axes, and the rules of the dims."""
+    big = {axis for axis, n in mesh.items() if n > 1}
+    named = (oracle.axes_of(src) | oracle.axes_of(dst)) & big - {*dst.pending}
+    dims = []
+    for a, b, size in zip(src.dims, dst.dims, sizes, strict=True):
+        sides, kind = (apart(a), apart(b)), a.kind
+        if kind != "pack" or not sum(size.lengths):
+            size = symbolic(kind, sides, mesh)
+        cuts = [cut for side in sides for cut in side]
+        homes = {oracle.ranks_along(cut.axes, mesh) for cut in cuts if cut.order == "home"}
+        limits = tuple(tuple(dealt(side, slot, mesh) for side in sides) for slot in INNER[kind])
+        orders = tuple(sorted({cut.order for cut in cuts if cut.order}))
+        if kind == "pack":
+            homes, limits, orders = (), (), ()
+        sides = sides if kind == "pack" else ()
+        label = oracle.label_of(a)
+        dims.append(DimRules(kind, label, orders, tuple(sorted(homes)), limits, sides, size))
+    return tuple(axis for axis in mesh if axis in named), tuple(dims)
+
+
+@lru_cache(maxsize=4)
+def rules_of(mesh, play, dims):
+    """The rules, and what is known by them; the last few are kept."""
+    return Rules(mesh, play, dims)
+
+
+def dealt(cuts, slot, mesh):
+    """By how many ranks cuts deal a factor."""
+    return prod(oracle.ranks_along(cut.axes, mesh) for cut in cuts if cut.slot == slot)
 
 
 def apart(dim):
@@ -260,59 +301,57 @@ def symbolic(kind, sides, mesh):
 @lru_cache(maxsize=200_000)
 def rows_sent(kind, size, before, after, mesh):
     """Rows that an exchange sends: most of any rank, of all, and the number of ranks."""
-    sizes = dict(mesh)
-    axes = [a for a in sizes if any(a in cut.axes for cut in before + after)]
-    places = [dict(zip(axes, p, strict=True)) for p in product(*(range(sizes[a]) for a in axes))]
-    have = [held(kind, size, before, sizes, place) for place in places]
-    want = [held(kind, size, after, sizes, place) for place in places]
-    lowest = {}
-    for rank, rows in reversed([*enumerate(have)]):
-        lowest |= dict.fromkeys(rows, rank)
-    sent = [0] * len(places)
-    for rank, rows in enumerate(want):
-        for row in rows - have[rank]:
-            sent[lowest[row]] += 1
-    return max(sent), sum(sent), len(places)
+    axes = tuple(a for a, _ in mesh if any(a in cut.axes for cut in before + after))
+    have, want = (held(kind, size, cuts, mesh, axes) for cuts in (before, after))
+    lowest = have.argmax(axis=0)
+    sent = np.bincount(lowest, (want & ~have).sum(axis=0), minlength=len(have))
+    return int(sent.max()), int(sent.sum()), len(have)
 
 
-def held(kind, size, cuts, mesh, place):
-    """Rows that a place has."""
-    return {*oracle.ROWS[kind](oracle.Dim(kind, "", cuts), size, mesh, place)}
+@lru_cache(maxsize=4_000)
+def held(kind, size, cuts, mesh, axes):
+    """Whether each place along some axes, the last the fastest, has each row."""
+    sizes, rows = dict(mesh), total(kind, size)
+    found = []
+    for numbers in product(*(range(sizes[axis]) for axis in axes)):
+        place = dict(zip(axes, numbers, strict=True))
+        found.append(np.zeros(rows, bool))
+        found[-1][oracle.ROWS[kind](oracle.Dim(kind, "", cuts), size, sizes, place)] = True
+    return np.array(found)
+
+
+class Search:
+    """What the cheapest programs from one state are, found as far as is asked for."""
+
+    def __init__(self, rules, start):
+        self.rules, self.done, self.number = rules, {}, 0
+        self.heap = [(0, 0, 0, (), (), 0, start)]
+
+    def to(self, goal):
+        """Cost, mean, length, kinds and texts of the cheapest program, and states looked at."""
+        while goal not in self.done:
+            label, state = self.heap[0][:5], heapq.heappop(self.heap)[6]
+            if state not in self.done:
+                self.done[state] = label
+                self.follow(label, state)
+        return self.done[goal], len(self.done)
+
+    def follow(self, label, state):
+        cost, mean, length, kinds, texts = label
+        for more, more_mean, kind, text, dims, pending in self.rules.all_steps(state):
+            after = State(dims, pending)
+            if after not in self.done:
+                self.number += 1
+                sums = (cost + more, mean + more_mean, length + 1)
+                words = ((*kinds, kind), (*texts, text))
+                heapq.heappush(self.heap, (*sums, *words, self.number, after))
 
 
 def cheapest(src, dst, mesh, sizes):
     """The program that sends least, and is preferred among those that send as little."""
-    rules = Rules(src, dst, mesh, sizes)
-    heap, done = [(0, 0, 0, (), (), 0, rules.start)], set()
-    number = 0
-    while True:
-        cost, mean, length, kinds, texts, _, state = heapq.heappop(heap)
-        if state in done:
-            continue
-        done.add(state)
-        if state == rules.goal:
-            steps = tuple(text[0] for text in texts)
-            return Cheapest(cost, mean, rules.unit, steps, len(done))
-        for more, more_mean, kind, text, dims, pending in rules.steps(state):
-            after = State(dims, pending)
-            if after not in done:
-                number += 1
-                label = (cost + more, mean + more_mean, length + 1, (*kinds, kind), (*texts, text))
-                heapq.heappush(heap, (*label, number, after))
-
-
-def costs_from(rules):
-    """What the cheapest programs cost from the first side to every state, at most to ``limit``."""
-    heap, found = [(0, 0, rules.start)], {}
-    number = 0
-    while heap:
-        cost, _, state = heapq.heappop(heap)
-        if state in found:
-            continue
-        found[state] = cost
-        for more, _, _, _, dims, pending in rules.steps(state):
-            after = State(dims, pending)
-            if after not in found:
-                number += 1
-                heapq.heappush(heap, (cost + more, number, after))
-    return found
+    rules = rules_of(tuple(mesh.items()), *between(src, dst, mesh, sizes))
+    start, goal = rules.state(src, dst), rules.state(dst, dst)
+    if not rules.last or rules.last[0] != start:
+        rules.last = start, Search(rules, start)
+    (cost, mean, _, _, texts), states = rules.last[1].to(goal)
+    return Cheapest(cost, mean, rules.unit, tuple(text[0] for text in texts), states)

@@ -21,9 +21,10 @@ from functools import lru_cache
 from itertools import permutations
 from math import lcm
 from multiprocessing import Pool
+from operator import itemgetter
 
 from tests import oracle
-from tests.cheapest import Rules, cheapest, costs_from
+from tests.cheapest import between, cheapest
 from tests.oracle import Case, Size
 from tests.simulator import simulate
 from tests.vlshard import beside_dtensor
@@ -131,49 +132,23 @@ def check_steps(work):
 
 
 def check_costs(work):
-    """Programs to many others that say so are the cheapest; what is wrong, or how many say so."""
-    src, targets, mesh = work
-    rules = Rules(src, targets[0], mesh, sizes_of(src, src, mesh, 0))
-    costs, proven = costs_from(rules), 0
-    for dst in targets:
-        program = program_of(src, dst, mesh, sizes_of(src, dst, mesh, 0))
-        cost = Fraction(costs[rules.state(dst, targets[0])], rules.unit)
-        if program.cost < cost or (program.proven and program.cost > cost):
-            return f"{program}\nby exhaustive search: {cost}"
-        proven += program.proven
-    return proven
+    """A program that is proven is the cheapest; what is wrong, or whether it is proven."""
+    src, dst, mesh, pack = work
+    sizes = sizes_of(src, dst, mesh, pack)
+    program, right = program_of(src, dst, mesh, sizes), cheapest(src, dst, mesh, sizes)
+    cost = Fraction(right.cost, right.unit)
+    if program.cost < cost or (program.proven and program.cost > cost):
+        return f"{program}\nby exhaustive search: {right}"
+    return int(program.proven)
 
 
-def sources_of(kinds, mesh, number, seed):
-    """Specs over three axes, and for each of them others that lie in the same space.
-
-    The first names all axes and carries all orders and factors; so does what lies between.
-    """
-    rng, names = random.Random(f"{seed} {kinds} {mesh}"), tuple(mesh)
-    specs = [spec for spec in specs_of(kinds, names) if rules_of(spec)]
-    plain = [spec for spec in specs if not orders_of(spec)]
-    while number:
-        src = rng.choice(plain if number % 2 else specs)
-        if {*names} != oracle.axes_of(src) or any(c.slot for d in src.dims for c in d.cuts):
-            continue
-        rich = [
-            spec
-            for spec in rng.sample(specs, min(len(specs), 4000))
-            if orders_of(spec) <= orders_of(src) and not spec.pending
-        ]
-        if rich:
-            number -= 1
-            yield src, rich[:50], mesh
-
-
-def rules_of(spec):
-    """Whether a spec has no factors and no homes, which would widen the space."""
-    cuts = [cut for dim in spec.dims for cut in dim.cuts]
-    return all(cut.slot not in ("h", "d") and cut.order != "home" for cut in cuts)
-
-
-def orders_of(spec):
-    return {(i, cut.order) for i, d in enumerate(spec.dims) for cut in d.cuts if cut.order}
+def side_by_side(pairs, mesh, pack):
+    """Pairs in an order in which the same may be between many that come after one another."""
+    found = []
+    for src, dst in pairs:
+        key = between(src, dst, mesh, sizes_of(src, dst, mesh, pack))
+        found.append((str((key, src)), src, dst, mesh, pack))
+    return [work for _, *work in sorted(found, key=itemgetter(0))]
 
 
 def kind_of(step):
@@ -202,7 +177,7 @@ def check_values(work):
 def run(pool, check, work, what):
     """Check all; print how many, and stop at the first that is wrong."""
     began, number, total = time.perf_counter(), 0, 0
-    for answer in pool.imap_unordered(check, work, chunksize=16):
+    for answer in pool.imap_unordered(check, work, chunksize=32):
         if isinstance(answer, str):
             raise SystemExit(f"{what}: {answer}")
         number, total = number + 1, total + answer
@@ -213,36 +188,58 @@ def run(pool, check, work, what):
 
 def main():
     """Run the checks that the command line names."""
+    names = [check.__name__ for check in SETS]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--draw", type=int, help="pairs of each set; without it all")
     parser.add_argument("--seed", type=int, default=0, help="which pairs are drawn")
+    parser.add_argument("--sets", nargs="+", default=names, choices=names)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
     with Pool(args.jobs) as pool:
-        for number, mesh in enumerate(MESHES):
-            for kinds in KINDS + KINDS_OF_THREE:
-                packs = range(len(PACKS)) if "pack" in kinds else [0]
-                few = args.draw is not None or oracle.count(mesh) > 4
-                for pack in [packs[(args.seed + number) % len(packs)]] if few else packs:
-                    pairs = pairs_of(kinds, mesh, args.draw, args.seed)
-                    work = ((*pair, mesh, pack) for pair in pairs)
-                    run(pool, check_steps, work, f"steps   {kinds}, pack {pack}, {mesh}")
-        for mesh in THREE_AXES:
-            for kinds in ["plain plain", "plain plain plain"]:
-                work = sources_of(kinds, mesh, 2 if args.draw else 100, args.seed)
-                run(pool, check_costs, work, f"costs   {kinds}, {mesh}")
-        for mesh in SIMULATED:
-            for kinds in KINDS + KINDS_OF_THREE:
-                draw = args.draw or 300
-                pairs = pairs_of(kinds, mesh, draw, args.seed)
-                work = ((*pair, mesh, k % 3) for k, pair in enumerate(pairs))
-                run(pool, check_values, work, f"values  {kinds}, {mesh}")
+        for check in SETS:
+            if check.__name__ in args.sets:
+                check(pool, args)
+
+
+def steps(pool, args):
+    """Pairs over up to two axes, step by step."""
+    for number, mesh in enumerate(MESHES):
+        for kinds in KINDS + KINDS_OF_THREE:
+            packs = range(len(PACKS)) if "pack" in kinds else [0]
+            few = args.draw is not None or oracle.count(mesh) > 4
+            for pack in [packs[(args.seed + number) % len(packs)]] if few else packs:
+                work = side_by_side(pairs_of(kinds, mesh, args.draw, args.seed), mesh, pack)
+                run(pool, check_steps, work, f"steps   {kinds}, pack {pack}, {mesh}")
+
+
+def costs(pool, args):
+    """Pairs over three axes, and whether programs are proven to be the cheapest."""
+    for mesh in THREE_AXES:
+        for number, kinds in enumerate(KINDS + KINDS_OF_THREE):
+            pairs = pairs_of(kinds, mesh, args.draw or 1000, args.seed)
+            work = side_by_side(pairs, mesh, number % len(PACKS))
+            run(pool, check_costs, work, f"proven  {kinds}, {mesh}")
+
+
+def values(pool, args):
+    """Programs that are simulated."""
+    for mesh in SIMULATED:
+        for kinds in KINDS + KINDS_OF_THREE:
+            pairs = pairs_of(kinds, mesh, args.draw or 300, args.seed)
+            work = ((*pair, mesh, k % 3) for k, pair in enumerate(pairs))
+            run(pool, check_values, work, f"values  {kinds}, {mesh}")
+
+
+def dtensor(_, args):
+    """Programs beside DTensor's."""
     for mesh in BESIDE_DTENSOR:
         pairs = [*beside_dtensor.pairs_of(mesh)]
-        some = random.Random(args.seed).sample(
-            pairs, min(len(pairs), (args.draw or len(pairs)) * 5)
-        )
+        number = min(len(pairs), (args.draw or len(pairs)) * 5)
+        some = random.Random(args.seed).sample(pairs, number)
         print(f"beside DTensor  {mesh}", beside_dtensor.compare(some, mesh), flush=True)
+
+
+SETS = [steps, costs, values, dtensor]
 
 
 if __name__ == "__main__":
