@@ -25,7 +25,7 @@ class Change(NamedTuple):
 
     Attributes:
       kind: which kind of step.
-      axes: what it is over, in the order in which they were cut, or are now.
+      axes: what it is over, in the order in which they were cut, or are now; none of an exchange.
       dims: the dims that it changes, in the order of its class's fields.
       after: the state that it leads to.
       cost: what it costs; of an exchange at least.

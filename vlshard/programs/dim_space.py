@@ -99,6 +99,8 @@ class DimSpace:
         self._numbers: dict[Cuts, int] = {}
         self._cuts: list[Cuts] = []
         self._masks: list[int] = []
+        self._used: list[Axes] = []
+        self._spans: list[int] = []
         self._texts: list[str] = []
         self._undone: dict[int, tuple[Undone, ...]] = {}
         self._landed: dict[tuple[int, int], tuple[Landed, ...]] = {}
@@ -112,6 +114,8 @@ class DimSpace:
             found = self._numbers[cuts] = len(self._cuts)
             self._cuts.append(cuts)
             self._masks.append(self._mask(cuts))
+            self._used.append(used_axes(cuts))
+            self._spans.append(prod(self._ranks[axis] for axis in self._used[-1]))
             self._texts.append("".join(map(_text, cuts)))
         return found
 
@@ -122,6 +126,14 @@ class DimSpace:
     def mask(self, number: int) -> int:
         """The movable axes of some cuts, as bits."""
         return self._masks[number]
+
+    def used(self, number: int) -> Axes:
+        """All axes of some cuts, in the order of application."""
+        return self._used[number]
+
+    def span(self, number: int) -> int:
+        """By how many ranks some cuts cut the dim."""
+        return self._spans[number]
 
     def text(self, number: int) -> str:
         """Some cuts as text, by which programs that cost as much are told apart."""

@@ -2,17 +2,34 @@
 
 from collections.abc import Mapping
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from vlshard.language import Dim, Group, IntArray
 from vlshard.programs.states import Cuts, Part
 
-Places = Mapping[str, IntArray]
+BoolArray = npt.NDArray[np.bool_]
+Places = Mapping[str, npt.NDArray[np.int16]]
+
+
+class Held(NamedTuple):
+    """Which places have each row.
+
+    Attributes:
+      places: for each axis that cuts the dim, the place along it, row by row.
+      order: the rows, those of one place after another.
+      ranks: places that have rows, each as many.
+    """
+
+    places: Places
+    order: IntArray
+    ranks: int
 
 
 class EvenRows:
-    """A dim of even sizes, each of its rows."""
+    """A dim of even sizes, each of its rows; what is known of some cuts is kept."""
 
     def __init__(
         self, dim: Dim, leaves: Mapping[Part, int], cycle: int, sizes: Mapping[str, int]
@@ -26,25 +43,34 @@ class EvenRows:
           sizes: ranks along each part of the mesh.
         """
         self._dim, self._leaves, self._cycle, self._sizes = dim, leaves, cycle, sizes
-        self._rows = prod(leaves.values())
+        self.rows = prod(leaves.values())
+        self._held: dict[Cuts, Held] = {}
 
     def sent(self, before: Cuts, after: Cuts) -> tuple[int, int]:
         """Rows that an exchange sends: by the rank that sends most, and by all together."""
-        have, want = self._places(before), self._places(after)
-        copies = prod(self._sizes[axis] for axis in have if axis not in want)
-        kept = np.ones(self._rows, dtype=bool)
-        sender = np.zeros(self._rows, dtype=np.int64)
-        for axis, place in have.items():
-            sender = sender * self._sizes[axis] + place
-            if axis in want:
-                kept &= place == want[axis]
-        sent = np.bincount(sender, copies - kept.astype(np.int64))
-        return int(sent.max(initial=0)), int(sent.sum())
+        have, want = self._of(before), self._of(after)
+        copies = prod(self._sizes[axis] for axis in have.places if axis not in want.places)
+        same: BoolArray = np.ones(self.rows, dtype=bool)
+        for axis, place in have.places.items():
+            if axis in want.places:
+                same &= place == want.places[axis]
+        kept = same[have.order].reshape(have.ranks, -1).sum(axis=1)
+        each = copies * (self.rows // have.ranks)
+        return each - int(kept.min()), copies * self.rows - int(kept.sum())
 
-    def _places(self, cuts: Cuts) -> Places:
-        """For each axis that cuts the dim, the place along it of the rank that holds each row."""
-        found: dict[str, IntArray] = {}
-        self._local(self._dim, (), cuts, found)
+    def _of(self, cuts: Cuts) -> Held:
+        """Which places have each row as the dim is cut."""
+        found = self._held.get(cuts)
+        if found is None:
+            places: dict[str, IntArray] = {}
+            self._local(self._dim, (), cuts, places)
+            sender = np.zeros(self.rows, dtype=np.int64)
+            for axis, place in places.items():
+                sender = sender * self._sizes[axis] + place
+            ranks = prod(self._sizes[axis] for axis in places)
+            order = np.argsort(sender, kind="stable")
+            small = {axis: place.astype(np.int16) for axis, place in places.items()}
+            found = self._held[cuts] = Held(small, order, ranks)
         return found
 
     def _local(
@@ -52,7 +78,7 @@ class EvenRows:
     ) -> tuple[IntArray, int]:
         """Where each row lies in what the cuts of a dim leave a rank, and how much that is."""
         if isinstance(dim, Group):
-            at, size = np.zeros(self._rows, dtype=np.int64), 1
+            at, size = np.zeros(self.rows, dtype=np.int64), 1
             for i, item in enumerate(dim.items):
                 inner, extent = self._local(item, (*part, i), cuts, found)
                 at, size = at * extent + inner, size * extent
@@ -60,7 +86,7 @@ class EvenRows:
             leaves = list(self._leaves)
             after = prod(self._leaves[leaf] for leaf in leaves[leaves.index(part) + 1 :])
             size = self._leaves[part]
-            at = np.arange(self._rows, dtype=np.int64) // after % size
+            at = np.arange(self.rows, dtype=np.int64) // after % size
         for cut in cuts:
             if cut.part == part:
                 ranks = prod(self._sizes[axis] for axis in cut.axes)

@@ -38,7 +38,7 @@ from vlshard.programs.states import Cuts, Part, used_axes
 
 SAFE = 2**62
 # Rows that are counted one by one, which of few is faster, and runs of packs that are kept.
-FEW, MOST_KEPT = 4096, 2**21
+FEW, MOST_KEPT = 8192, 2**21
 
 
 class Rows(NamedTuple):
@@ -81,6 +81,8 @@ class ExchangeCost:
             self.rows *= ranks if all(fixed for _, fixed in self._leaves) else 1
         else:
             self.rows = ranks * ranks << double
+        self._double = double
+        self._few: dict[tuple[bool, bool], EvenRows | None] = {}
         self._sent: dict[tuple[Cuts, Cuts], Rows] = {}
         self._tilings: dict[Cuts, Tiled] = {}
 
@@ -109,11 +111,12 @@ class ExchangeCost:
             return self._sent_of(
                 ranks, before, after, *self._packed(self._packing, before, after, ranks)
             )
-        leaves, cycle = self._least(before, after)
-        rows = prod(leaves.values())
+        even = self._even_rows(before, after)
+        leaves, cycle = ({}, 1) if even else self._least(before, after)
+        rows = even.rows if even else prod(leaves.values())
         if rows <= FEW:
-            dim = EvenRows(self._dim, leaves, cycle, ranks)
-            most, total = dim.sent(before, after)
+            even = even or EvenRows(self._dim, leaves, cycle, ranks)
+            most, total = even.sent(before, after)
             return Rows(most * (self.rows // rows), total * (self.rows // rows))
         held, stay = np.ones((), np.int64), np.ones((), np.int64)
         for one, other in bound_sides(self._dim, leaves, cycle, ranks, (before, after)):
@@ -173,6 +176,28 @@ class ExchangeCost:
             parts = (bound_cuts(cuts, part, self._sizes) for part in ((0,), (1,), ()))
             self._tilings[cuts] = tiled(Packed(packing, *parts))
         return self._tilings[cuts]
+
+    def quick(self, before: Cuts, after: Cuts) -> bool:
+        """Whether an exchange is counted from few rows, which are kept."""
+        return not self._packing and self._even_rows(before, after) is not None
+
+    def _even_rows(self, before: Cuts, after: Cuts) -> EvenRows | None:
+        """The rows one by one, where they are few: all cuts of some orders share them."""
+        orders = {cut.order for cut in (*before, *after)}
+        key = "zigzag" in orders, "home" in orders
+        if key not in self._few:
+            ranks = prod(self._sizes.values())
+            leaves, cycle = self._leaves_at(ranks << self._double * key[0], ranks if key[1] else 1)
+            few = prod(leaves.values()) <= FEW
+            self._few[key] = EvenRows(self._dim, leaves, cycle, self._sizes) if few else None
+        return self._few[key]
+
+    def _leaves_at(self, each: int, cycle: int) -> tuple[dict[Part, int], int]:
+        """Sizes at which cuts over some ranks divide, part by part, and the rows of one turn."""
+        leaves = {part: fixed or each * cycle for part, fixed in self._leaves}
+        if all(fixed for _, fixed in self._leaves):
+            leaves[self._leaves[-1][0]] *= each
+        return leaves, cycle
 
     def _least(self, before: Cuts, after: Cuts) -> tuple[dict[Part, int], int]:
         """The least sizes that divide, part by part, and the rows that go home in one turn."""

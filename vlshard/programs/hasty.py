@@ -205,8 +205,7 @@ def _exchanged(space: ProgramSpace, path: Path, i: int, cuts: Cuts) -> Path:
     if space.dims[i].cuts(path.node[i]) == cuts:
         return path
     after = (*path.node[:i], space.dims[i].number(cuts), *path.node[i + 1 :])
-    axes = space.exchange_axes(path.node, after, i)
-    change = Change(StepKind.EXCHANGE, axes, (i,), after, 0)
+    change = Change(StepKind.EXCHANGE, (), (i,), after, 0)
     return _with(path, change, *space.counted(path.node, after, i))
 
 

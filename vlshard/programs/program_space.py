@@ -22,11 +22,11 @@ stay; and fewer axes are joined (``dim_space`` says which).
 
 from collections.abc import Iterator, Sequence
 from math import lcm, prod
-from typing import NamedTuple
 
 from vlshard.language import MeshShape
 from vlshard.programs.changes import Change, Cost, Node, StepKind
 from vlshard.programs.dim_space import Kind, frozen_cuts
+from vlshard.programs.remaining import SMALL, Remaining
 from vlshard.programs.rules import (
     KnownDim,
     dim_space_of,
@@ -35,25 +35,11 @@ from vlshard.programs.rules import (
     pack_of,
     rules_of,
 )
-from vlshard.programs.states import Axes, Cuts, State, used_axes
+from vlshard.programs.states import Axes, State, changed_axes, used_axes
 
-# Up to so many ranks of the axes of an exchange it is counted at once; what that takes, and what it
-# takes with more, in steps that are only looked at.
-SMALL, COUNTED, COUNTED_LONG = 1024, 20, 400
-
-
-class Overlap(NamedTuple):
-    """How much of what a rank has of a dim it wants, too.
-
-    Attributes:
-      mean: on average over ranks, in some unit.
-      most: at most.
-      axes: those whose places decide about it, as bits.
-    """
-
-    mean: int
-    most: int
-    axes: int
+# What it takes to count an exchange, in steps that are only looked at: of few rows, else, and over
+# many ranks.
+QUICK, COUNTED, COUNTED_LONG = 5, 20, 400
 
 
 class ProgramSpace:
@@ -96,8 +82,6 @@ class ProgramSpace:
         self.bits = {axis: 1 << i for i, axis in enumerate(self.axes)}
         self._left = dst.pending
         self._spans: dict[int, int] = {0: 1}
-        self._rests: dict[Node, tuple[int, int]] = {}
-        self._priced: set[tuple[int, int, int]] = set()
         self.ranks = prod(mesh.parts[axis] for axis in self._play)
         self._still = prod(mesh.parts[axis] for axis in staying)
         joins = joins_of(self.axes, sides, src.pending, dst.pending) if narrow else None
@@ -113,19 +97,26 @@ class ProgramSpace:
         ]
         rows = [max(cost.rows, 1) for cost in self._costs]
         self.unit = self.ranks**2 * lcm(*rows)
-        self._wholes = [self.ranks * n for n in rows]
-        self._whole = prod(self._wholes)
-        self._hopes: list[dict[int, int]] = [{} for _ in dims]
-        self._overlaps: list[dict[int, Overlap]] = [{} for _ in dims]
+        self._changed: list[dict[tuple[int, int], Axes]] = [{} for _ in dims]
+        self._rows: list[dict[tuple[int, int], Cost]] = [{} for _ in dims]
+        self._shares: dict[int, int] = {}
         self._alike = [
             i
             for _, i in sorted((dim.label, i) for i, dim in enumerate(dims))
             if dims[i].kind in (Kind.PLAIN, Kind.FUSED) and sides[i] == ((), ())
         ]
         self.start, self.goal = self._node(src), self._node(dst)
-        self._goal_masks = self._masks(self.goal)
-        self._placed = sum(self._goal_masks)
-        self._wanted = self._share(self._placed)
+        left = Remaining(
+            self.dims,
+            self._costs,
+            self.goal,
+            parts=self.parts,
+            bits=self.bits,
+            ranks=self.ranks,
+            unit=self.unit,
+            wanted=self._share(sum(self._masks(self.goal))),
+        )
+        self.rest, self.hoped = left.rest, left.hoped
 
     # ------------------------------------------------------------ numbers
 
@@ -157,7 +148,10 @@ class ProgramSpace:
 
     def _share(self, mask: int) -> int:
         """What a rank has of the tensor if it is cut over some axes, and those that stay."""
-        return self.unit // (self._still * self._span(mask))
+        found = self._shares.get(mask)
+        if found is None:
+            found = self._shares[mask] = self.unit // (self._still * self._span(mask))
+        return found
 
     def _grouped(self, joins: Sequence[Axes]) -> tuple[int, ...]:
         """The sets of axes that one step may be over, as bits."""
@@ -179,14 +173,17 @@ class ProgramSpace:
 
     # ------------------------------------------------------------ steps
 
-    def text(self, change: Change) -> tuple[str, ...]:
+    def text(self, before: Node, change: Change) -> tuple[str, ...]:
         """A change as it counts among others that cost as much: as its step writes itself."""
-        over = self._texts.get(change.axes)
+        axes = change.axes
+        if change.kind == StepKind.EXCHANGE:
+            axes = self._exchange_axes(before, change.after, change.dims[0])
+        over = self._texts.get(axes)
         if over is None:
-            over = self._texts[change.axes] = self._mesh.text(change.axes)
+            over = self._texts[axes] = self._mesh.text(axes)
         over = over.strip("()") if change.kind == StepKind.EXCHANGE else over
         labels = [self._known[i].label for i in change.dims]
-        return (*labels, over, *(self.dims[i].text(change.after[i]) for i in change.dims))
+        return (*labels, over, *[self.dims[i].text(change.after[i]) for i in change.dims])
 
     def free(self, node: Node) -> int:
         """The axes that nothing uses, as bits."""
@@ -204,14 +201,14 @@ class ProgramSpace:
             StepKind.ALL_REDUCE: 2 * once,
         }[kind]
 
-    def exchange_axes(self, before: Node, after: Node, i: int) -> Axes:
-        """The axes of the cuts that an exchange changes: not those that both begin with."""
-        have, want = (self.dims[i].cuts(node[i]) for node in (before, after))
-        same = 0
-        while same < min(len(have), len(want)) and have[same] == want[same]:
-            same += 1
-        used = {*used_axes(have[same:]), *used_axes(want[same:])}
-        return tuple(axis for axis in self.parts if axis in used)
+    def _exchange_axes(self, before: Node, after: Node, i: int) -> Axes:
+        """The axes of the cuts that an exchange changes."""
+        key = before[i], after[i]
+        found = self._changed[i].get(key)
+        if found is None:
+            have, want = (self.dims[i].cuts(number) for number in key)
+            found = self._changed[i][key] = changed_axes(have, want, self.parts)
+        return found
 
     def changes(self, node: Node) -> Iterator[Change]:
         """All steps from a state but exchanges."""
@@ -264,7 +261,7 @@ class ProgramSpace:
         for number in space.exchanged(node[i], free):
             after, mask = _put(node, i, number), space.mask(number)
             gained = self._share(used - masks[i] + mask) - self._share(used | mask)
-            yield Change(5, self.exchange_axes(node, after, i), (i,), after, gained)
+            yield Change(5, (), (i,), after, gained)
 
     def _targets(self, node: Node) -> list[int]:
         """The dims that may get a cut more.
@@ -280,114 +277,29 @@ class ProgramSpace:
 
     def price(self, before: Node, after: Node, i: int) -> int:
         """What it takes to count an exchange, in steps that are only looked at; 0 the next time."""
-        key = (i, before[i], after[i])
-        if key in self._priced:
+        key = before[i], after[i]
+        if key in self._rows[i]:
             return 0
-        self._priced.add(key)
-        sides = (self.dims[i].cuts(node[i]) for node in (before, after))
-        group = prod(self.parts[axis] for axis in {a for cuts in sides for a in used_axes(cuts)})
+        space = self.dims[i]
+        if self._costs[i].quick(space.cuts(before[i]), space.cuts(after[i])):
+            return QUICK
+        used = {*space.used(before[i]), *space.used(after[i])}
+        group = prod(self.parts[axis] for axis in used)
         return COUNTED if group <= SMALL else COUNTED_LONG
 
     def counted(self, before: Node, after: Node, i: int) -> Cost:
         """What the exchange of a dim between two states costs."""
-        have, want = (self.dims[i].cuts(node[i]) for node in (before, after))
-        rows = self._costs[i].sent(have, want)
-        own = prod(self.parts[axis] for axis in used_axes(have))
-        group = prod(self.parts[axis] for axis in {*used_axes(have), *used_axes(want)})
-        # What a rank has of the other dims, for one row of this one.
-        row = self._share(sum(self._masks(before))) * own // max(self._costs[i].rows, 1)
-        return Cost(rows.most * row, rows.total * row * self.ranks // group)
-
-    # ------------------------------------------------------------ what is left to do
-
-    def rest(self, node: Node) -> tuple[int, int]:
-        """What is still to be sent at least, and in how many steps at least.
-
-        Each element must come to the ranks that want it and do not have it, in one message each;
-        the T terms of a sum, of which W ranks want the result, meet in T - 1 messages and go out
-        in W - 1; one more if no rank that wants the sum has a term. A rank sends the mean of all
-        messages at least.
-        """
-        found = self._rests.get(node)
+        key = before[i], after[i]
+        found = self._rows[i].get(key)
         if found is None:
-            have = self._kept(node)
-            if node[-1]:
-                part = self.unit // self.ranks
-                terms = (self._span(node[-1]) - 2) * part
-                cost = self._wanted + terms + max(0, part - have)
-            else:
-                cost = self._wanted - have
-            found = self._rests[node] = (max(cost, 0), self._steps(node))
-        return found
-
-    def _kept(self, node: Node) -> int:
-        """What a rank has of the tensor and wants, on average at most."""
-        product, met = self.unit, 0
-        for i, number in enumerate(node[:-1]):
-            known = self._overlaps[i].get(number)
-            if known is None:
-                known = self._overlaps[i][number] = self._overlap(i, number)
-            product *= known.most if known.axes & met else known.mean
-            met |= known.axes
-        return -(-product // self._whole)
-
-    def _overlap(self, i: int, number: int) -> Overlap:
-        """What a rank has of a dim and wants, in a fraction of ``self._wholes``."""
-        space, whole = self.dims[i], self._wholes[i]
-        have, want = space.cuts(number), space.cuts(self.goal[i])
-        own, wanted = (prod(self.parts[a] for a in used_axes(cuts)) for cuts in (have, want))
-        most, same = whole // max(own, wanted), 0
-        while same < min(len(have), len(want)) and have[same] == want[same]:
-            same += 1
-        if same in (len(have), len(want)):
-            return Overlap(most, most, 0)
-        old, new = {*used_axes(have[same:])}, {*used_axes(want[same:])}
-        bits = sum(self.bits.get(axis, 0) for axis in old | new)
-        group = prod(self.parts[axis] for axis in {*used_axes(have), *used_axes(want)})
-        # As if ranks that share axes had just what they want, where it takes long to count.
-        mean = whole // group
-        if old & new and (group <= SMALL or space.rules.kind is Kind.PACKED):
-            rows = self._costs[i].sent(have, want)
-            mean = whole // wanted - rows.total * self.ranks // group
-        return Overlap(mean, most, bits)
-
-    def hoped(self, node: Node) -> int:
-        """In how many steps about the rest can be done: half of what has to be undone or made."""
-        found = bool(node[-1])
-        for i, number in enumerate(node[:-1]):
-            known = self._hopes[i].get(number)
-            if known is None:
-                sides = self.dims[i].cuts(number), self.dims[i].cuts(self.goal[i])
-                known = self._hopes[i][number] = _runs_apart(*sides)
-            found += known
-        return (found + 1) // 2
-
-    def _steps(self, node: Node) -> int:
-        """The steps that are still to come at least.
-
-        Axes that belong on other dims leave theirs in one step a dim at least, and come to the
-        others so; a step changes two dims at most.
-        """
-        leaving = coming = differ = 0
-        for i, number in enumerate(node[:-1]):
-            if number != self.goal[i]:
-                differ += 1
-                mask, goal = self.dims[i].mask(number), self._goal_masks[i]
-                leaving += bool(mask & ~goal)
-                coming += bool(goal & ~mask)
-        return max((differ + 1) // 2, leaving, coming, bool(node[-1]))
-
-
-def _runs_apart(have: Cuts, want: Cuts) -> int:
-    """How many sequences, and cuts with an order, come behind what both begin with."""
-    same = 0
-    while same < min(len(have), len(want)) and have[same] == want[same]:
-        same += 1
-    return sum(
-        bool(cut.order) or not i or bool(cuts[i - 1].order) or cuts[i - 1].part != cut.part
-        for cuts in (have[same:], want[same:])
-        for i, cut in enumerate(cuts)
-    )
+            space = self.dims[i]
+            rows = self._costs[i].sent(*(space.cuts(number) for number in key))
+            own, used = space.span(key[0]), {*space.used(key[0]), *space.used(key[1])}
+            times = self.ranks // prod(self.parts[axis] for axis in used)
+            found = self._rows[i][key] = Cost(rows.most * own, rows.total * own * times)
+        # What a rank has of the tensor, for one row of this dim.
+        share, rows = self._share(sum(self._masks(before))), max(self._costs[i].rows, 1)
+        return Cost(share * found.most // rows, share * found.total // rows)
 
 
 def _put(node: Node, dim: int, number: int) -> Node:

@@ -142,7 +142,7 @@ class Search:
         known = best.get(after)
         if (known and (sent, by_all, length) > known) or (self._goal and rank > self._goal[:3]):
             return
-        kinds, texts = (*entry[3], change.kind), (*entry[4], space.text(change))
+        kinds, texts = (*entry[3], change.kind), (*entry[4], space.text(entry[6].node, change))
         self._number += 1
         path = Path(entry[6], change, after, sent, by_all)
         made = (*rank, kinds, texts, self._number, path, mark)
@@ -153,14 +153,17 @@ class Search:
         heapq.heappush(self._heap, made)
 
     def _exchange(self, entry: Entry) -> None:
-        """Look at the exchanges of a dim."""
+        """Look at the exchanges of a dim; those that are counted already need no guess."""
         space, path, length = self._space, entry[6], len(entry[3])
         before = (*entry[:3], entry[3][:-1], *entry[4:])
         for change in space.exchanges(path.node, entry[7]):
             self._budget.steps -= 1
-            sent = path.sent + change.cost
-            by_all = path.sent_by_all + change.cost * space.ranks
-            self._push(before, change, sent, by_all, length, -2)
+            if space.price(path.node, change.after, entry[7]):
+                sent = path.sent + change.cost
+                by_all = path.sent_by_all + change.cost * space.ranks
+                self._push(before, change, sent, by_all, length, -2)
+            else:
+                self._push_counted(before, change, length)
 
     def _count(self, entry: Entry) -> None:
         """Keep a program whose last step is an exchange, with what that costs indeed."""
@@ -169,8 +172,12 @@ class Search:
             raise AssertionError("a program that ends in an exchange has a step")
         before, change = path.before, path.change
         self._budget.steps -= space.price(before.node, change.after, change.dims[0])
-        cost = space.counted(before.node, change.after, change.dims[0])
-        counted = change._replace(cost=cost.most)
-        sent, by_all = before.sent + cost.most, before.sent_by_all + cost.total
         shorter = (*entry[:3], entry[3][:-1], entry[4][:-1], 0, before, -1)
-        self._push(shorter, counted, sent, by_all, len(entry[3]), -1)
+        self._push_counted(shorter, change, len(entry[3]))
+
+    def _push_counted(self, entry: Entry, change: Change, length: int) -> None:
+        """Keep a program with an exchange more."""
+        path = entry[6]
+        cost = self._space.counted(path.node, change.after, change.dims[0])
+        sent, by_all = path.sent + cost.most, path.sent_by_all + cost.total
+        self._push(entry, change._replace(cost=cost.most), sent, by_all, length, -1)

@@ -6,7 +6,7 @@ pending. Parts of one rank are left out. Joined and nested cuts differ as they a
 where sizes do not divide: ``s@(dp cp)`` is not ``s@dp@cp``. ``apart`` makes one of both.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from vlshard.language import Dim, Group, MeshShape, Name, Spec, label, spec
@@ -91,3 +91,18 @@ def apart(cuts: Cuts) -> Cuts:
 def used_axes(cuts: Sequence[Cut]) -> Axes:
     """The parts of the mesh that cuts are over, in the order of application."""
     return tuple(axis for cut in cuts for axis in cut.axes)
+
+
+def begin_alike(cuts: Cuts, others: Cuts) -> int:
+    """With how many cuts both begin."""
+    same = 0
+    while same < min(len(cuts), len(others)) and cuts[same] == others[same]:
+        same += 1
+    return same
+
+
+def changed_axes(before: Cuts, after: Cuts, axes: Iterable[str]) -> Axes:
+    """Those of some axes that an exchange changes: not the ones of cuts that both begin with."""
+    same = begin_alike(before, after)
+    used = {*used_axes(before[same:]), *used_axes(after[same:])}
+    return tuple(axis for axis in axes if axis in used)

@@ -18,12 +18,13 @@ from vlshard.programs.program_space import ProgramSpace
 from vlshard.programs.rules import KnownDim
 from vlshard.programs.search import Budget, Path, Search
 from vlshard.programs.spelling import Spelled, spelled
-from vlshard.programs.states import Axes, State, apart, used_axes
+from vlshard.programs.states import Axes, State, apart, changed_axes
 
 # States that a search may expand, and steps that it may look at.
 STATES, STEPS = 4_000, 48_000
-# With no more movable axes all is searched at once, with no more after a search by narrow rules.
-FEW, SOME = 3, 5
+# With no more movable axes all is searched at once; with no more, and with no more by a smaller
+# budget, after a search by narrow rules.
+FEW, FULL, SOME = 2, 3, 5
 # Dims and movable axes together up to which the budget is not made smaller.
 LIGHT = 8
 
@@ -83,10 +84,11 @@ def _searched(
     small = ProgramSpace(dims, src, dst, mesh, narrow=True)
     path = Search(small, Budget(STATES, steps // 3)).run().path
     path = path or good_path(small, Budget(STATES, steps))
-    if path.sent <= least or axes > SOME:
+    if axes > SOME or (axes > FULL and path.sent <= least):
         return small, path, path.sent <= least
-    found = Search(space, Budget(STATES, steps // 3), path.sent).run()
-    if found.path and found.path.sent < path.sent:
+    share = steps * 2 // 3 if axes <= FULL else steps // 3
+    found = Search(space, Budget(STATES, share), path.sent).run()
+    if found.path and (found.path.sent < path.sent or found.path.sent <= found.least):
         return space, found.path, found.path.sent <= found.least
     return small, path, found.least >= path.sent
 
@@ -121,22 +123,14 @@ def _legs(
             change = steps[t - 1][1]
             axes = change.axes
             if change.kind == StepKind.EXCHANGE:
-                axes = changed_axes(now, after, change.dims[0], space)
+                axes = changed_axes(
+                    now.dims[change.dims[0]], after.dims[change.dims[0]], space.parts
+                )
             yield Leg(StepKind(change.kind), axes, change.dims, after)
         now = after
         for i, way in enumerate(written):
             if (cuts := way[t].respelled) is not None:
                 after = State((*now.dims[:i], cuts, *now.dims[i + 1 :]), now.pending)
-                axes = changed_axes(now, after, i, space)
+                axes = changed_axes(now.dims[i], cuts, space.parts)
                 yield Leg(StepKind.EXCHANGE, axes, (i,), after, spelling=True)
                 now = after
-
-
-def changed_axes(before: State, after: State, i: int, space: ProgramSpace) -> Axes:
-    """The axes of the cuts that an exchange changes: not those that both begin with."""
-    have, want = before.dims[i], after.dims[i]
-    same = 0
-    while same < min(len(have), len(want)) and have[same] == want[same]:
-        same += 1
-    used = {*used_axes(have[same:]), *used_axes(want[same:])}
-    return tuple(axis for axis in space.parts if axis in used)
