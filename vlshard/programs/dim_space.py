@@ -92,6 +92,9 @@ class DimSpace:
         self._limits = dict(rules.limits)
         self._parts = [*_parts(rules.dim, ())] if rules.kind is Kind.FUSED else [()]
         self._place = {part: i for i, part in enumerate(self._parts)}
+        self._joins: dict[frozenset[str], list[Axes]] = {}
+        for some in rules.joins or ():
+            self._joins.setdefault(frozenset(some), []).append(some)
         self._starts = dict.fromkeys(
             side[:n] for side in rules.written for n in range(len(side) + 1)
         )
@@ -204,10 +207,9 @@ class DimSpace:
 
     def _in_order(self, axes: Axes) -> Iterable[Axes]:
         """The orders in which a step may cut by some axes in contiguous blocks."""
-        joins = self.rules.joins
-        if joins is None:
+        if self.rules.joins is None:
             return permutations(axes)
-        return [axes] if len(axes) == 1 else [some for some in joins if {*some} == {*axes}]
+        return [axes] if len(axes) == 1 else self._joins.get(frozenset(axes), [])
 
     def _with_order(self, axes: Axes) -> Iterator[Cut]:
         """The cuts with an order over some axes."""
