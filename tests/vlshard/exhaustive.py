@@ -10,7 +10,7 @@
 
 ``--draw N`` takes N pairs of each kind of dims, as ``make test`` does; without it every pair over
 up to two axes is checked, with all Packings on up to four ranks and with one of them in turn on
-more (``--seed 1`` and ``2`` turn to the others), 1,000 of each kind over three axes, and 300 of each
+more (``--seed 1`` and ``2`` turn to the others), 1,000 of each kind over three axes; 300 of each
 are simulated. ``--sets`` names some of the four.
 """
 

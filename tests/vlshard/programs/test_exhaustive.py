@@ -3,7 +3,7 @@ import sys
 
 
 def test_some_programs_are_the_cheapest_right_and_no_dearer_than_dtensors():
-    """A few pairs of each set; ``make parity`` checks all, and three axes. Not under the shape hook: it is slow."""
+    """A few pairs; ``make parity`` checks all, and three axes. Slow under the shape hook."""
     command = [sys.executable, "-m", "tests.vlshard.exhaustive", "--draw", "3", "--jobs", "1"]
     command += ["--sets", "steps", "values", "dtensor"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280)
