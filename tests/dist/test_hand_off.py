@@ -12,6 +12,7 @@ from model.config.config import Config
 from model.data.inputs import build_inputs
 from model.data.sample import sample_facts
 from model.text import add_visual, place_visual
+from plans.decoder_parallel import tensor_parallel
 from tests.batches import Builder, batches
 from tests.plan_names import CUT_IMAGE_PLANS
 from tests.tiny import tiny_config
@@ -25,6 +26,14 @@ LEVELS = 3
 
 
 def make_plan(tokens: str, patches: str = "(img@dp.home s)@cp c", cp: int = 2) -> Plan:
+    """Tokens and patches cut over cp, with attention to match, or over tp, which splits blocks."""
+    if "@tp" in tokens:
+        return Plan(
+            mesh=Mesh(dp=1, tp=cp if cp == 2 else (2, cp // 2)),
+            params={"**": replicate()},
+            layouts={"vision.patches": "(img@dp.home@tp.balance s) c", "text.tokens": tokens},
+            splits=tensor_parallel("tp", kv=None if cp == 2 else "tp.0"),
+        )
     return Plan(
         mesh=Mesh(dp=1, cp=cp),
         params={"**": replicate()},
@@ -79,6 +88,8 @@ ROWS = {
     ("b@dp.home s@cp.zigzag m", 2): [[], [0, 1, 2, 3, 4, 5]],
     ("b@dp.home s@cp m", 4): [[], [0, 1, 2, 3], [4, 5], []],
     ("b@dp.home s@cp.zigzag m", 4): [[], [], [0, 1], [2, 3, 4, 5]],
+    ("b@dp.home s@tp m", 2): [[0, 1, 2, 3], [4, 5]],
+    ("b@dp.home s@tp m", 4): [[], [0, 1, 2, 3], [4, 5], []],
 }
 
 
@@ -143,6 +154,8 @@ CUTS = [
     ("(smp@dp.home s@cp.zigzag) m", 2),
     ("(smp@dp.home s@cp.zigzag) m", 4),
     ("(smp@dp.home s)@cp m", 4),
+    ("b@dp.home s@tp m", 2),
+    ("(smp@dp.home s)@tp m", 4),
 ]
 
 

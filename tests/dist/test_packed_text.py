@@ -8,11 +8,16 @@ import torch
 
 from model.config.config import Config
 from model.data.inputs import build_inputs
+from model.modules.init import fill
+from model.modules.qwen3_vl_moe import Qwen3VLMoe
+from plans.decoder_parallel import tensor_parallel
 from tests.batches import batches
 from tests.tables import PACKED_FIRST, PACKED_SECOND
 from tests.tiny import make_batch, tiny_config, whole_share
 from tests.training import Outcome, Run
 from vlshard import Mesh, Plan, gather, replicate, ulysses
+from vlshard.storage import Parts
+from vlshard.storage.shard_model import cut_parameters
 
 SEED = 3
 CASES = ("text only", "lengths 1 2 7 13 17", "video and image", "micro-batches, uneven")
@@ -53,6 +58,9 @@ CUTS = {
     "cp2, zigzag, gather": (2, ({"dp": 1, "cp": 2}, "(smp@dp.home s@cp.zigzag) m", gather("cp"))),
     "cp2, pack cut, ulysses": (2, ({"dp": 1, "cp": 2}, "(smp@dp.home s)@cp m", ulysses("cp"))),
     "cp4, contiguous, gather": (4, ({"dp": 1, "cp": 4}, "(smp@dp.home s@cp) m", gather("cp"))),
+    "tp2, pack whole": (2, ({"dp": 1, "tp": 2}, "(smp@dp.home s) m", None)),
+    "tp2, pack cut": (2, ({"dp": 1, "tp": 2}, "(smp@dp.home s)@tp m", None)),
+    "cp2 tp2": (4, ({"dp": 1, "cp": 2, "tp": 2}, "(smp@dp.home s@cp.zigzag)@tp m", gather("cp"))),
 }
 
 
@@ -65,26 +73,37 @@ def logits(rows, layouts, raw):
     lengths = [len(PAIR[i].ids(config)) for i in rows]
     labelled = (PAIR[i].sample(config, range(n)) for i, n in zip(rows, lengths, strict=True))
     batch = make_batch(config, *labelled)
-    at = bind(layouts, config).step(batch.header) if layouts else batch.at
+    bound = bind(layouts, config) if layouts else None
+    at = bound.step(batch.header) if bound else batch.at
     share = at.share if layouts else whole_share(batch.header)
     pixels = {(k, 0): PIXELS[i] for k, i in enumerate(rows)}
     samples = dict(enumerate(batch.samples))
     inputs = build_inputs(batch.header, share, samples, pixels, config)
     with torch.no_grad():
-        found = Run(config, None, seed=SEED).model.logits(inputs, at)
+        found = model_of(config, bound.parts if bound else Parts()).logits(inputs, at)
     places = np.stack([share.samples.ravel(), share.positions.ravel()], axis=1)
     held = places[inputs.text.labelled.numpy()].tolist()
     return {(rows[k], p): row for (k, p), row in zip(held, found, strict=True)}
 
 
+def model_of(config, parts):
+    """The model with all of its parameters, or with this rank's parts of those that are cut."""
+    with torch.device("meta"):
+        model = Qwen3VLMoe(config)
+    cut_parameters(model, parts)
+    fill(model.to_empty(device="cpu"), config, SEED, parts)
+    return model
+
+
 def bind(layouts, config):
-    """A plan whose vision stays at home."""
+    """A plan whose vision stays at home, and whose decoder is split if there is an axis for it."""
     sizes, tokens, mode = layouts
     plan = Plan(
         mesh=Mesh(**sizes),
         params={"**": replicate()},
         layouts={"vision.patches": "(img@dp.home s) c", "text.tokens": tokens},
         attention={"text": mode} if mode else {},
+        splits=tensor_parallel("tp") if "tp" in sizes else {},
     )
     return plan.bind(config, plan.mesh.size)
 

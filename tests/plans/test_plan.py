@@ -322,7 +322,10 @@ def test_every_plan_is_gone_through():
     assert files == {"single", *MAIN_PLANS, *OTHER_PLANS, *SPLIT_PLANS}
 
 
-@pytest.mark.parametrize(("name", "world"), [("single", 2), ("vision_cp_ulysses", 3)])
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [("single", 2), ("vision_cp_ulysses", 3), ("decoder_tp", 3), ("decoder_tp_cp", 6)],
+)
 def test_plans_refuse_worlds_that_do_not_fit(name, world):
     plan = load_plan(f"plans/{name}.py", world)
     assert f"the world has {world}" in fault(plan, world)

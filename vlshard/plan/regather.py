@@ -21,9 +21,10 @@ _graph_task = cast("Callable[[], int]", cast("Any", torch)._C._current_graph_tas
 class Regathered:
     """A door whose entered tokens are gathered again in backward.
 
-    Nothing may read them once the inside is left; torch refuses that by an error. In a block that
-    is recomputed nothing changes: its first forward keeps nothing anyway, and what the recompute
-    gathers is kept until the block's backward is through.
+    Nothing may read them once the inside is left: their memory is gone, as that of parameters is
+    that FSDP2 has gathered, and a hook that kept them for later would end the process. In a block
+    that is recomputed nothing changes: its first forward keeps nothing anyway, and what the
+    recompute gathers is kept until the block's backward is through.
 
     Attributes:
       door: the way in and out.
