@@ -73,7 +73,7 @@ data rows.jsonl: 7 rows in file order; 5 steps of 3 rows, 2.14 passes
 computed in float32; weights, gradient sums and moments are float32
 AdamW: rate 0.002, cosine to 0 after 2 steps of warm-up; decay 0.1 of all; norm clipped to 1; seed 0
 run RUN writes model to out, metrics to metrics.jsonl
-step 1: 43 tokens, 24 of them learned, 3 images, in 1 micro-batches
+step 1: 43 tokens, 18 of them learned, 3 images, in 1 micro-batches
   patches per rank 28, 24
   tokens per rank, padding included, 30, 30
 """
