@@ -167,8 +167,18 @@ class Run:
         self.outcome.norms.append(float(grad_norm(self.trained, self.counted)))
         return self.outcome
 
-    def train(self, batches, *, steps: int, weight_decay: float = 0.0, lr=1e-3) -> Outcome:
-        """AdamW as training has it, over the batches in turn, clipped to norm 1."""
+    def train(
+        self, batches, *, steps: int, weight_decay: float = 0.0, lr=1e-3, after=None
+    ) -> Outcome:
+        """AdamW as training has it, over the batches in turn, clipped to norm 1.
+
+        Args:
+          batches: whole, on every rank.
+          steps: how many.
+          weight_decay: of AdamW.
+          lr: of AdamW.
+          after: called with the number of each step once it is done.
+        """
         self.outcome = Outcome()
         decay = weight_decay
         optimizer = torch.optim.AdamW(self.trained, lr=lr, weight_decay=decay, fused=True)
@@ -179,6 +189,8 @@ class Run:
                 self.outcome.gradients = self.raw_gradients()
             self.outcome.norms.append(float(clip_gradients(self.trained, 1.0, self.counted)))
             optimizer.step()
+            if after is not None:
+                after(step)
         self.outcome.weights = {
             name: self.parts.gather(name, full(p.detach())).clone()
             for name, p in self.model.named_parameters()

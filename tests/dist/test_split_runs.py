@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from model import text
@@ -17,7 +16,7 @@ from tests.training import Run, full
 from vlshard.plan import bound_plan, check_splits, doors, plan
 from vlshard.storage import parameters
 
-CUT, COPIED = (2, "vision and text, both cut"), (4, "tp2 dp2, replicated")
+CUT = (2, "vision and text, both cut")
 BATCH = "mixed sizes"
 
 
@@ -62,27 +61,6 @@ def test_tables_and_experts_are_written_and_read_bit_for_bit(split, ranks, tmp_p
     assert stored.keys() == config.parameter_shapes().keys()
     for name, shape in config.parameter_shapes().items():
         assert torch.equal(stored[name], initialize(name, shape, config, SEED)), name
-
-
-def copies_that_differ(path, raw) -> list[str]:
-    """Three steps of AdamW; parameters that are not bit-identical where they are copies."""
-    run = Run(Config.from_dict(raw), path, seed=SEED)
-    made = batches(run.config)
-    run.train([made[BATCH], made["text only"]], steps=3, weight_decay=0.1)
-    odd = []
-    for name, parameter in run.model.named_parameters():
-        local = full(parameter.detach()).contiguous()
-        held = [torch.empty_like(local) for _ in range(dist.get_world_size())]
-        dist.all_gather(held, local)
-        beside = run.bound.stored[name].beside
-        same = run.bound.mesh.peers([a for a in ("dp", "tp") if a not in beside], dist.get_rank())
-        odd += [] if all(torch.equal(local, held[rank]) for rank in same) else [name]
-    return odd
-
-
-def test_copies_stay_bit_identical(ranks, tmp_path):
-    path = write_plan(tmp_path / "split.py", COPIED)
-    assert ranks(4).run(copies_that_differ, path, raw()) == [[]] * 4
 
 
 def wrong_copies(patch):
