@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -84,16 +84,6 @@ class Qwen3VLMoe(nn.Module):
           rank's columns, for the labelled rows of all of them.
         """
         return F.linear(self._labelled(inputs, at)[0], self._head_weight)
-
-    def predictions(self, inputs: ModelInputs, at: Boundaries) -> Int[Tensor, " z"]:
-        """The likeliest id for each row of ``logits``, whose targets are ``inputs.text.targets``.
-
-        Args:
-          inputs: what this rank holds of the micro-batch.
-          at: where tensors travel.
-        Returns: the same on all ranks that share the vocabulary.
-        """
-        return at.argmax("text.vocab", self.logits(inputs, at))
 
     @property
     def _head_weight(self) -> Tensor:

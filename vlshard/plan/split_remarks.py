@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 
 from vlshard.plan.bound_plan import BoundPlan
-from vlshard.plan.model_config import SITES
+from vlshard.plan.model_config import SITES, VOCABULARY
 
 
 def split_remarks(bound: BoundPlan) -> Iterator[str]:
-    """Splits that cut no parameter, and sites that gather nothing that could be gathered again.
+    """What a plan's splits say that is easily overlooked.
+
+    Splits that cut no parameter, sites that gather nothing that could be gathered again, and up to
+    how many labelled tokens a shared vocabulary sends less than its gathered tables would be.
 
     Args:
       bound: a plan, bound to a model.
@@ -23,3 +26,10 @@ def split_remarks(bound: BoundPlan) -> Iterator[str]:
     for site in bound.regather:
         if site not in gathering:
             yield f"regather of {site}: no split of its blocks gathers {SITES[site]} on the way in"
+    if bound.vocabulary:
+        rows, over = bound.vocabulary.rows.shape[0], bound.vocabulary.axes
+        ranks = bound.mesh.span(over)
+        yield (
+            f"{VOCABULARY} of {rows:,} over {bound.mesh.text(over)}={ranks}: with more than "
+            f"{rows // ranks:,} labelled tokens a rank it is cheaper to gather the tables"
+        )
