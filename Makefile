@@ -50,6 +50,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_split_memory
 	$(BIN)/python -m tests.benchmarks.bench_reduce
 	$(BIN)/python -m tests.benchmarks.bench_overlap
+	$(BIN)/python -m tests.benchmarks.bench_doors
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache

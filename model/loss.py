@@ -66,19 +66,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             norm, picked = at.merge("text.vocab", row_parts(logits, wanted)).unbind(-1)
             norms.append(norm)
             total = total + norm.sum() - picked.sum()
-        ctx.save_for_backward(hidden, head_w, targets, logits, *norms)
-        ctx.chunk = chunk
+        ctx.save_for_backward(hidden, head_w, targets, *norms)
+        ctx.chunk, ctx.last = chunk, logits
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, head_w, targets, last, *norms = ctx.saved_tensors
+        hidden, head_w, targets, *norms = ctx.saved_tensors
+        last, ctx.last = ctx.last, None
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
         grad_rows: list[Tensor] = []
         grad_head: Tensor | None = None
         for i, (rows, wanted) in reversed([*enumerate(_chunks(hidden, targets, ctx.chunk))]):
-            logits = last if i == len(norms) - 1 else F.linear(rows, head_w).float()
+            kept, last = last, None
+            logits = F.linear(rows, head_w).float() if kept is None else kept
             grad_logits = _grad_logits(logits, norms[i], wanted, grad).to(head_w.dtype)
             if needs_hidden:
                 grad_rows.insert(0, grad_logits @ head_w)
@@ -128,8 +130,11 @@ def row_parts(logits: Float[Tensor, "z vocab"], wanted: Int[Tensor, " z"]) -> Fl
 
 
 def _grad_logits(logits: Tensor, norms: Tensor, wanted: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of the summed cross entropies by the logits: softmax, less 1 at the targets."""
-    probs = (logits - einops.rearrange(norms, "z -> z 1")).exp_()
+    """Gradient of the summed cross entropies by the logits: softmax, less 1 at the targets.
+
+    It takes the place of the logits, which nobody else needs.
+    """
+    probs = logits.sub_(einops.rearrange(norms, "z -> z 1")).exp_()
     index, here = _targets(wanted)
     if probs.shape[-1]:
         probs.scatter_add_(-1, index, -einops.rearrange(here, "z -> z 1").to(probs.dtype))

@@ -1,15 +1,21 @@
-"""A few steps of one contender on ranks of its own: a JSON line with losses, times and memory."""
+"""A few steps of one contender on ranks of its own: a JSON line.
+
+It has losses, the fingerprint of the first step's gradients, seconds, the peak of resident memory
+and, of a step of rank 0, the memory mapped anew and the seconds that the system took.
+"""
 
 import argparse
 import json
 import os
+import resource
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks.contenders import contender
+from tests.benchmarks.contenders import contender, step
+from tests.benchmarks.weights import fingerprint
 from tests.benchmarks.workloads import WORKLOADS
 
 
@@ -27,28 +33,40 @@ def reset_peak() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--contender", required=True, help="a plan, 'hf ddp' or 'hf fsdp'")
+    parser.add_argument("--contender", required=True, help="a plan, or a mode of transformers")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2)
     chosen = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     running = contender(chosen.contender, WORKLOADS[chosen.workload])
-    prepared = [running.prepare(step) for step in range(chosen.warmup + chosen.steps)]
-    losses, times = [], []
+    prepared = [running.prepare(number) for number in range(chosen.warmup + chosen.steps)]
+    running.compute(prepared[0])
+    gradients = fingerprint(running.gradients())
+    losses, times, before = [], [], resource.getrusage(resource.RUSAGE_SELF)
     for number, batch in enumerate(prepared):
         if number == chosen.warmup:
             reset_peak()
+            before = resource.getrusage(resource.RUSAGE_SELF)
         dist.barrier()
         start = time.perf_counter()
-        losses.append(float(running.step(batch)))
+        losses.append(float(step(running, batch)))
         seconds = torch.tensor(time.perf_counter() - start)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         times.append(float(seconds))
+    after = resource.getrusage(resource.RUSAGE_SELF)
     peak = torch.tensor(peak_mib())
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
-        result = {"losses": losses, "seconds": times[chosen.warmup :], "peak_mib": float(peak)}
+        mapped = (after.ru_minflt - before.ru_minflt) * resource.getpagesize() / 2**20
+        result = {
+            "losses": losses,
+            "gradients": gradients,
+            "seconds": times[chosen.warmup :],
+            "peak_mib": float(peak),
+            "mapped_mib": mapped / chosen.steps,
+            "system_seconds": (after.ru_stime - before.ru_stime) / chosen.steps,
+        }
         print(json.dumps(result), flush=True)
     dist.barrier()
     os._exit(0)  # DDP's reducer can wait for ever when it takes its gloo group down

@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks.contenders import UnderPlan
+from tests.benchmarks.contenders import UnderPlan, step
 from tests.benchmarks.launch import inside_ranks, on_ranks
 from tests.benchmarks.workloads import BATCH, WORKLOADS
 from tests.plan_names import TIMED_PLANS
@@ -31,11 +31,11 @@ def measure(workload: str, modes: list[str], rounds: int) -> dict[str, list[floa
     steps = STEPS if workload == "W1" else 1
     for turn in range(rounds + 1):
         for name, mode in running.items():
-            prepared = [mode.prepare(step) for step in range(steps if turn else WARMUP)]
+            prepared = [mode.prepare(number) for number in range(steps if turn else WARMUP)]
             for batch in prepared:
                 dist.barrier()
                 start = time.perf_counter()
-                mode.step(batch)
+                step(mode, batch)
                 seconds = torch.tensor(time.perf_counter() - start)
                 dist.all_reduce(seconds, dist.ReduceOp.MAX)
                 if turn:
@@ -48,7 +48,7 @@ def follow(workload: str, modes: list[str], steps: int) -> dict[str, list[float]
     losses: dict[str, list[float]] = {}
     for name in modes:
         mode = UnderPlan(WORKLOADS[workload], TIMED_PLANS[name])
-        losses[name] = [float(mode.step(mode.prepare(step))) for step in range(steps)]
+        losses[name] = [float(step(mode, mode.prepare(number))) for number in range(steps)]
     return losses
 
 

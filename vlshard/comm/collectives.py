@@ -5,7 +5,7 @@ come back are summed. So gather and reduce-scatter, slice and zero-pad are each 
 and an all-to-all or an exchange is its own, reversed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -25,6 +25,7 @@ from vlshard.comm.transport import Flight, Landing
 from vlshard.language import LayoutError
 from vlshard.programs import Even, Moves, Positions
 
+Shape = tuple[int, ...]
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -67,19 +68,31 @@ class Swap:
         shape[taken_dim] = taken.sizes.get(self.me, 0)
         before, after = shape[:put_dim], shape[put_dim + 1 :]
         shapes = {k: (*before, rows, *after) for k, rows in put.sizes.items()}
+        lead = put_dim if put_dim == taken_dim else 0
         if self.group is None:
             flight = Flight([outgoing[k] for k in shapes], [], [])
-        elif put.laid_out and prod(before) == 1 and x.device.type == "cpu":
+        elif self._lands_in_place(shapes, x, lead):
             whole = x.new_empty((*before, put.size, *after))
-            landing = Landing(shapes, x, _take(put, whole, put_dim), self.lane)
+            landing = Landing(shapes, x, _take(put, whole, put_dim), lead, self.lane)
             flight = transport.launch(outgoing, landing, self.group)
             flight.whole = whole
         else:
-            landing = Landing(shapes, x, lane=self.lane, even=self.even)
+            landing = Landing(shapes, x, lead=lead, lane=self.lane, even=self.even)
             flight = transport.launch(outgoing, landing, self.group)
         if not shapes:
             flight.whole = x.new_zeros((*before, put.size, *after))
         return flight
+
+    def _lands_in_place(self, shapes: Mapping[int, Shape], x: Tensor, lead: int) -> bool:
+        """Whether everything that arrives can be received where it stays."""
+        put, put_dim = self.arrive
+        if not put.laid_out or x.device.type != "cpu":
+            return False
+        coming = [shape for k, shape in shapes.items() if k != self.me]
+        return all(
+            prod(shape[:put_dim]) == 1 or transport.in_slices(shape, lead, x.dtype)
+            for shape in coming
+        )
 
     def land(self, flight: Flight) -> Tensor:
         """Wait for the rows and put them together."""

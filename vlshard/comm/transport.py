@@ -34,6 +34,8 @@ ANOTHER_ORDER = "ranks came to their moves in different orders; wait in one orde
 NO_LANE = 0  # of messages that all ranks send in one order
 MARKS = 251  # different marks of lanes on devices
 LANES = 1 << 12  # used again after so many: on one lane messages arrive in the order of sending
+SLICE = 1 << 17  # bytes; smaller slices of a tensor are sent together, as one copy
+SLICES = 16  # at most so many travel on their own
 
 _moves_made: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 
@@ -115,7 +117,9 @@ class Landing:
     Attributes:
       shapes: by member, the shape of what comes from it; only of those that send something.
       like: a tensor of the dtype and on the device of what comes.
-      places: by member, contiguous tensors of these shapes to put it in; None makes new ones.
+      places: by member, tensors of these shapes to put it in, that are contiguous or come in
+        slices; None makes new ones.
+      lead: dims before the one that rows were taken along and are put along; 0 where these differ.
       lane: what tells this move from others that are under way.
       even: what the moves of all members make up together, if blocks of one size.
     """
@@ -123,6 +127,7 @@ class Landing:
     shapes: Mapping[int, tuple[int, ...]]
     like: Tensor
     places: Mapping[int, Tensor] | None = None
+    lead: int = 0
     lane: int = NO_LANE
     even: Even | None = None
 
@@ -257,12 +262,34 @@ def launch_messages(
     for k, shape in landing.shapes.items():
         here = own if k == me else None
         parts[k] = places[k] if places else landing.like.new_empty(shape) if here is None else here
-    sent = [(k, x.contiguous()) for k, x in outgoing.items() if k != me]
-    flight = post(sent, [(k, x) for k, x in parts.items() if k != me], group, landing.lane)
+    lead = landing.lead
+    sent = [(k, one) for k, x in outgoing.items() if k != me for one in slices_of(x, lead)]
+    awaited = [(k, one) for k, x in parts.items() if k != me for one in slices_of(x, lead)]
+    flight = post(sent, awaited, group, landing.lane)
     if me in places and own is not None:
         places[me].copy_(own)
     flight.parts = list(parts.values())
     return flight
+
+
+def in_slices(shape: Sequence[int], lead: int, dtype: torch.dtype) -> bool:
+    """Whether a tensor is sent slice by slice, each as it lies; the same for who gets it.
+
+    Args:
+      shape: of what is sent.
+      lead: its first dims, of each index of which there is a slice.
+      dtype: of its elements.
+    """
+    count = math.prod(shape[:lead])
+    return 1 < count <= SLICES and math.prod(shape[lead:]) * dtype.itemsize >= SLICE
+
+
+def slices_of(x: Tensor, lead: int) -> Sequence[Tensor]:
+    """The contiguous tensors that a tensor is sent as, or received in."""
+    if not in_slices(x.shape, lead, x.dtype):
+        return (x.contiguous(),)
+    slices = x.flatten(0, lead - 1).unbind()
+    return [one.contiguous() for one in slices]
 
 
 def post(

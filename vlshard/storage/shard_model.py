@@ -14,7 +14,7 @@ from vlshard.comm import Mesh
 from vlshard.language import PlanError, nearest
 from vlshard.pytree import tree_leaves
 from vlshard.storage.declared import Storage
-from vlshard.storage.fsdp2 import ShardPlacementResult, mesh_info, set_collectives
+from vlshard.storage.fsdp2 import ShardPlacementResult, mesh_info, plain_sums, set_collectives
 from vlshard.storage.fsdp_collectives import Buffers, GlooAllGather, GlooReduceScatter
 from vlshard.storage.parameters import StoredParameter, stored_parameters
 from vlshard.storage.parts import Parts
@@ -83,8 +83,7 @@ def shard_model(
     buffers = Buffers()
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+            plain_sums(module)
             if device_type == "cpu":
                 set_collectives(
                     module,
