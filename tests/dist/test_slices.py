@@ -6,6 +6,7 @@ import torch
 
 from vlshard import Mesh, reshard
 from vlshard.comm import transport
+from vlshard.comm.collectives import LARGE_SUM
 
 # Arrow, shape of the whole, and the messages that a rank of two sends one way and back.
 CASES = {
@@ -67,3 +68,21 @@ def test_slices_arrive_as_what_is_sent_at_once(ranks, name):
         assert torch.equal(sliced[1][1], 7 * whole(shape)[:, 2:])
     if name == "sum of parts":
         assert torch.equal(sliced[1][0], 3 * whole(shape)[:, 2:])
+
+
+def large_sums(numbers):
+    """A sum that is large enough to be taken in parts, and its gradient, bit for bit."""
+    mesh = Mesh(cp=4)
+    draw = torch.Generator().manual_seed(0)
+    terms = torch.randn(4, numbers, generator=draw)
+    x = terms[mesh.rank].clone().requires_grad_()
+    y = reshard(x, "s + cp -> s", mesh)
+    y.backward(terms[mesh.rank])
+    in_order = ((terms[0] + terms[1]) + terms[2]) + terms[3]
+    assert torch.equal(y, in_order) and torch.equal(x.grad, in_order)
+    assert torch.equal(x, terms[mesh.rank])
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_large_sums_are_taken_in_group_order_on_all_ranks(ranks, more):
+    ranks(4).run(large_sums, LARGE_SUM // 4 + more)

@@ -26,6 +26,7 @@ from vlshard.language import LayoutError
 from vlshard.programs import Even, Moves, Positions
 
 Shape = tuple[int, ...]
+LARGE_SUM = 1 << 21  # bytes; gloo's own all-reduce takes longer than messages from here on
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -99,7 +100,7 @@ class Swap:
         parts = flight.wait()
         if flight.whole is not None:
             return flight.whole
-        return _assemble(self.arrive[0], parts, self.arrive[1])
+        return _assemble(self.arrive[0], parts, self.arrive[1], self.me)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,8 @@ class SumInParts:
         ranks = len(self.scatter.leave[0].rows)
         flat = x.reshape(-1)
         block = -(-flat.numel() // ranks)
-        return F.pad(flat, (0, ranks * block - flat.numel())).view(ranks, block)
+        missing = ranks * block - flat.numel()
+        return (F.pad(flat, (0, missing)) if missing else flat).view(ranks, block)
 
     def join(self, rows: Tensor) -> Tensor:
         """The rows as one tensor again."""
@@ -252,7 +254,8 @@ def all_reduce(x: Shaped[Tensor, "..."], group: ProcessGroup) -> Shaped[Tensor, 
     Returns: a new tensor with the sum, same dtype and the same bits on all ranks; of half
       precision it is summed in fp32, in group order, and rounded once.
     """
-    if sum_dtype(x.dtype) == x.dtype:
+    large = x.device.type == "cpu" and x.nbytes >= LARGE_SUM
+    if sum_dtype(x.dtype) == x.dtype and not large:
         return travel(x, Sum(group))
     parts = SumInParts.of(x, group)
     return parts.join(travel(travel(parts.cut(x), parts.scatter), parts.gather))
@@ -299,10 +302,11 @@ def _take(positions: Positions, x: Tensor, dim: int) -> dict[int, Tensor]:
     }
 
 
-def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor:
+def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int, me: int) -> Tensor:
     """A new tensor from one part per member; rows that meet are summed, others are zero.
 
-    Sums run in group order, in fp32 for half-precision parts.
+    Sums run in group order, in fp32 for half-precision parts. Whole sums are taken in the memory
+    of a part that came from another member; this rank's own part is left as it is.
     """
     if positions.ordered:
         return torch.cat(list(parts), dim)
@@ -310,7 +314,8 @@ def _assemble(positions: Positions, parts: Sequence[Tensor], dim: int) -> Tensor
     shape[dim] = positions.size
     total = dtype if positions.once else sum_dtype(dtype)
     if positions.everywhere:
-        out = parts[0].to(total) + _term(parts[1], total)
+        first, second = (part.to(total) for part in parts[:2])
+        out = second.add_(first) if me in [*positions.rows][:1] else first.add_(second)
         for part in parts[2:]:
             out.add_(_term(part, total))
         return out.to(dtype)
