@@ -11,6 +11,7 @@ import argparse
 import random
 import time
 from fractions import Fraction
+from functools import lru_cache
 from itertools import product
 
 from tests import oracle
@@ -37,17 +38,20 @@ def specs_of(mesh, number, seed=0):
     return found
 
 
+@lru_cache(maxsize=None)
 def orders_of(spec):
     return [{cut.order for cut in dim.cuts if cut.order} for dim in spec.dims]
 
 
-def numbers_of(spec, mesh):
+@lru_cache(maxsize=None)
+def numbers_of(spec, sizes):
     """By how many ranks each factor is cut, and each dim by home."""
+    found, mesh = [], dict(sizes)
     for dim in spec.dims:
-        for slot in ("h", "d"):
-            yield oracle.ranks_along([a for c in dim.cuts if c.slot == slot for a in c.axes], mesh)
-        home = [cut.axes for cut in dim.cuts if cut.order == "home"]
-        yield oracle.ranks_along([axis for axes in home for axis in axes], mesh)
+        for marks in (["h"], ["d"], ["home"]):
+            cuts = [cut for cut in dim.cuts if cut.slot in marks or cut.order in marks]
+            found.append(oracle.ranks_along([axis for cut in cuts for axis in cut.axes], mesh))
+    return found
 
 
 def between(a, b, c, mesh):
@@ -59,7 +63,7 @@ def between(a, b, c, mesh):
     orders = zip(*map(orders_of, (a, b, c)), strict=True)
     if not all(own <= before | after for before, own, after in orders):
         return False
-    limits = zip(*(numbers_of(spec, mesh) for spec in (a, b, c)), strict=True)
+    limits = zip(*(numbers_of(spec, tuple(mesh.items())) for spec in (a, b, c)), strict=True)
     return all(own == 1 or before % own == 0 or after % own == 0 for before, own, after in limits)
 
 
@@ -94,9 +98,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--specs", type=int, default=60, help="specs a mesh, of all kinds of dims")
     parser.add_argument("--each", type=int, help="specs a mesh of each kind of dims instead")
+    parser.add_argument("--axes", type=int, help="meshes of so many axes only")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    for mesh in MESHES:
+    for mesh in (m for m in MESHES if args.axes in (None, len(m))):
         for kinds, specs in zip(
             KINDS,
             specs_of(mesh, args.each * len(KINDS) if args.each else args.specs, args.seed),
