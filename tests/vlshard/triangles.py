@@ -11,7 +11,7 @@ import argparse
 import random
 import time
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from itertools import product
 
 from tests import oracle
@@ -38,12 +38,12 @@ def specs_of(mesh, number, seed=0):
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def orders_of(spec):
     return [{cut.order for cut in dim.cuts if cut.order} for dim in spec.dims]
 
 
-@lru_cache(maxsize=None)
+@cache
 def numbers_of(spec, sizes):
     """By how many ranks each factor is cut, and each dim by home."""
     found, mesh = [], dict(sizes)

@@ -21,7 +21,7 @@ from vlshard.programs.spelling import Spelled, spelled
 from vlshard.programs.states import Axes, State, apart, changed_axes
 
 # States that a search may expand, and steps that it may look at.
-STATES, STEPS = 4_000, 48_000
+STATES, STEPS = 4_000, 24_000
 # With no more movable axes all is searched at once; with no more, and with no more by a smaller
 # budget, after a search by narrow rules.
 FEW, FULL, SOME = 2, 3, 5
@@ -78,16 +78,16 @@ def _searched(
     # Steps take longer to look at where there is more to look at.
     steps = STEPS * LIGHT // max(LIGHT, len(dims) + axes)
     if axes <= FEW:
-        found = Search(space, Budget(STATES, steps)).run()
+        found = Search(space, Budget(STATES, 2 * steps)).run()
         if found.path and found.path.sent <= found.least:
             return space, found.path, True
     small = ProgramSpace(dims, src, dst, mesh, narrow=True)
-    path = Search(small, Budget(STATES, steps // 3)).run().path
+    path = Search(small, Budget(STATES, steps // 2)).run().path
     path = path or good_path(small, Budget(STATES, steps))
     if axes > SOME or (axes > FULL and path.sent <= least):
         return small, path, path.sent <= least
-    share = steps * 2 // 3 if axes <= FULL else steps // 3
-    found = Search(space, Budget(STATES, share), path.sent).run()
+    steps = steps * 4 // 3 if axes <= FULL else steps // 2
+    found = Search(space, Budget(STATES, steps), path.sent).run()
     if found.path and (found.path.sent < path.sent or found.path.sent <= found.least):
         return space, found.path, found.path.sent <= found.least
     return small, path, found.least >= path.sent
