@@ -5,6 +5,9 @@ are compared: A -> C with A -> B and B -> C, where B uses axes that A or C name,
 or C have on the same dim, cuts factors, and rows by home, over ranks that divide those of A or C
 there, and all three are arrows. Not compared are triples with a program that is not proven to be
 the cheapest; they are counted.
+
+``--beyond N`` draws N triples that are no such ones instead, also of packed dims, and prints how
+many are beaten, and by how much.
 """
 
 import argparse
@@ -17,6 +20,7 @@ from itertools import product
 from tests import oracle
 from tests.vlshard.exhaustive import may_be
 from vlshard.language.mesh_shape import MeshShape
+from vlshard.language.packing import Packing
 from vlshard.programs.transition import transition
 
 MESHES = [{"a": 2, "b": 2}, {"a": 4, "b": 2}, {"a": 8, "b": 4}, {"a": 2, "b": 2, "c": 2}]
@@ -93,6 +97,29 @@ def beaten(specs, programs, mesh):
     return number, open_, faults
 
 
+def beyond(kinds, mesh, number, seed):
+    """Of some triples that nothing is said about, how many are beaten, and the worst."""
+    rng, shape = random.Random(f"{seed} beyond {kinds} {mesh}"), MeshShape(**mesh)
+    specs = oracle.specs_of(kinds.split(), tuple(mesh))
+    ranks, faults = shape.size, [(Fraction(0), "")]
+    home = [i % ranks for i in range(2 * ranks)]
+    pack = {"img": Packing([2 * ranks] * 2 * ranks, home=home, homes=ranks)}
+    sizes = {**(pack if "pack" in kinds else {}), **(SIZES if "fused" in kinds else {})}
+    for _ in range(number):
+        a, b, c = rng.choices(specs, k=3)
+        while not (may_be(a, b) and may_be(b, c)) or (
+            "pack" not in kinds and between(a, b, c, mesh)
+        ):
+            a, b, c = rng.choices(specs, k=3)
+        ways = [(a, c), (a, b), (b, c)]
+        direct, *both = (transition(*map(oracle.text_of, way), shape, **sizes) for way in ways)
+        detour = sum(program.cost for program in both)
+        if direct.cost > detour:
+            ratio = direct.cost / detour if detour else Fraction(10**9)
+            faults.append((ratio, f"{direct.src} -> {both[0].dst} -> {direct.dst}"))
+    return len(faults) - 1, max(faults, key=lambda fault: fault[0])
+
+
 def main():
     """Compare, and print how long planning took."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -100,8 +127,18 @@ def main():
     parser.add_argument("--each", type=int, help="specs a mesh of each kind of dims instead")
     parser.add_argument("--axes", type=int, help="meshes of so many axes only")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--beyond", type=int, help="triples of each kind beyond the claim instead")
     args = parser.parse_args()
     for mesh in (m for m in MESHES if args.axes in (None, len(m))):
+        for kinds in [*KINDS, "pack plain"] if args.beyond else ():
+            number, (ratio, said) = beyond(kinds, mesh, args.beyond, args.seed)
+            print(
+                f"{kinds:20} {mesh!s:26} {args.beyond:6,} triples {number:5,} beaten, "
+                f"by {float(ratio):.3f} at most: {said}",
+                flush=True,
+            )
+        if args.beyond:
+            continue
         for kinds, specs in zip(
             KINDS,
             specs_of(mesh, args.each * len(KINDS) if args.each else args.specs, args.seed),
