@@ -10,6 +10,9 @@ import numpy.typing as npt
 from vlshard.language import Dim, Group, IntArray
 from vlshard.programs.states import Cuts, Part
 
+# Rows of all cuts together that are kept.
+MOST_KEPT = 2**21
+
 BoolArray = npt.NDArray[np.bool_]
 Places = Mapping[str, npt.NDArray[np.int16]]
 
@@ -24,7 +27,7 @@ class Held(NamedTuple):
     """
 
     places: Places
-    order: IntArray
+    order: npt.NDArray[np.int32]
     ranks: int
 
 
@@ -62,13 +65,15 @@ class EvenRows:
         """Which places have each row as the dim is cut."""
         found = self._held.get(cuts)
         if found is None:
+            if len(self._held) * self.rows > MOST_KEPT:
+                self._held.clear()
             places: dict[str, IntArray] = {}
             self._local(self._dim, (), cuts, places)
             sender = np.zeros(self.rows, dtype=np.int64)
             for axis, place in places.items():
                 sender = sender * self._sizes[axis] + place
             ranks = prod(self._sizes[axis] for axis in places)
-            order = np.argsort(sender, kind="stable")
+            order = np.argsort(sender, kind="stable").astype(np.int32)
             small = {axis: place.astype(np.int16) for axis, place in places.items()}
             found = self._held[cuts] = Held(small, order, ranks)
         return found

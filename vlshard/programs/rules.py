@@ -27,13 +27,13 @@ class KnownDim(NamedTuple):
     packing: Packing | None = None
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def dim_space_of(rules: DimRules) -> DimSpace:
     """The cuts of dims that are alike: programs share what was found out about them."""
     return DimSpace(rules)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def exchange_cost_of(
     dim: Dim, ranks: tuple[tuple[str, int], ...], packing: Packing | None
 ) -> ExchangeCost:
