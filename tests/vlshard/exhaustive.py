@@ -142,6 +142,9 @@ def check_costs(work):
     right = space.cheapest(cost)
     if cost != right and (right is None or program.proven):
         return f"{program}\nby exhaustive search: {right}, not {cost}"
+    if not program.proven:
+        times = float(cost / right) if right else 1.0
+        print(f"not proven, {times:.3f} times the cheapest: {program.src} -> {program.dst}")
     return int(program.proven)
 
 
