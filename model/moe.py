@@ -1,10 +1,11 @@
 """Mixture of experts as pure functions: router, grouped products over sorted rows, load balance.
 
 Dims: t tokens (no padding among them), k experts per token, e experts, m model width, f expert
-width, r = t * k routed rows.
+width, r routed rows (t * k where all experts are here).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import einops
 import torch
@@ -13,21 +14,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.params import MoeParams
+from vlshard import Boundaries
 from vlshard.pytree import pytree
 
 GROUPED_BYTES = 16
 
 
-@pytree
-class Routing:
-    """Where tokens go: probabilities of all experts, the chosen ones and their shares.
+class Choice(NamedTuple):
+    """The experts of each token, and in which order this rank computes its own: integers only.
 
-    ``probs`` are fp32; ``shares`` sum to 1 over a token's experts.
+    Attributes:
+      experts: of each token.
+      visits: who computes which tokens' experts, as ``at.visits`` gave it.
+      row: of this rank's pairs of a row and an expert, sorted by expert, the row of each.
+      ends: where the pairs of each expert of this rank end.
+      place: where each pair is then, of the pairs sorted by row.
+      begins: where the pairs of each row begin, of these.
     """
 
-    probs: Float[Tensor, "t e"]
     experts: Int[Tensor, "t k"]
-    shares: Float[Tensor, "t k"]
+    visits: object
+    row: Int[Tensor, " r"]
+    ends: Int[Tensor, " here"]
+    place: Int[Tensor, " r"]
+    begins: Int[Tensor, " n"]
 
 
 @pytree
@@ -56,20 +66,64 @@ def refuse_widths(widths: dict[str, int], dtype: torch.dtype) -> None:
         )
 
 
-def route(router_w: Float[Tensor, "e m"], x: Float[Tensor, "t m"], *, top_k: int) -> Routing:
-    """Choose experts and their shares for each token.
+def route(router_w: Float[Tensor, "e m"], x: Float[Tensor, "t m"]) -> Float[Tensor, "t e"]:
+    """How probable each expert is for each token; softmax in fp32.
 
     Args:
       router_w: one row per expert.
       x: tokens.
-      top_k: experts per token.
-    Returns: softmax over all experts in fp32, the ``top_k`` largest, renormalised, in x's dtype.
     Source: transformers 5.24, Qwen3VLMoeTextTopKRouter.
     """
-    probs = F.softmax(F.linear(x, router_w), dim=-1, dtype=torch.float32)
-    largest, experts = probs.topk(top_k, dim=-1)
-    shares = largest / einops.reduce(largest, "t k -> t 1", "sum")
-    return Routing(probs, experts, shares.to(x.dtype))
+    return F.softmax(F.linear(x, router_w), dim=-1, dtype=torch.float32)
+
+
+def shares_of(probs: Float[Tensor, "t e"], experts: Int[Tensor, "t k"]) -> Float[Tensor, "t k"]:
+    """The share of each chosen expert in its token's result; a token's sum to 1.
+
+    Args:
+      probs: of all experts.
+      experts: the chosen ones.
+    Source: transformers 5.24, Qwen3VLMoeTextTopKRouter.
+    """
+    chosen = probs.gather(-1, experts)
+    return chosen / einops.reduce(chosen, "t k -> t 1", "sum")
+
+
+class Kept:
+    """What the first run of a block decided, so that a recompute decides alike, and asks nobody."""
+
+    def __init__(self) -> None:
+        """Nothing is decided yet."""
+        self._choice: Choice | None = None
+
+    def once(self, choose: Callable[[], Choice]) -> Choice:
+        """What was chosen, now or in the first run."""
+        self._choice = self._choice or choose()
+        return self._choice
+
+
+def choose(probs: Float[Tensor, "t e"], num_here: int, *, top_k: int, at: Boundaries) -> Choice:
+    """The most probable experts of each token, and what follows for the experts of this rank.
+
+    Args:
+      probs: of all experts; nothing flows back from a choice.
+      num_here: experts of this rank.
+      top_k: experts per token.
+      at: who has which expert.
+    """
+    experts = probs.detach().topk(top_k, dim=-1).indices
+    visits = at.visits("text.experts", experts)
+    numbers, order = visits.expert.sort(stable=True)
+    every = torch.arange(len(order), device=order.device)
+    rows = torch.arange(visits.num_rows, device=order.device)
+    return Choice(
+        experts=experts,
+        visits=visits,
+        row=visits.row.index_select(0, order),
+        ends=expert_ends(numbers, num_here),
+        place=torch.empty_like(order).index_copy_(0, order, every),
+        begins=torch.searchsorted(visits.row, rows),
+    )
 
 
 def expert_ends(experts: Int[Tensor, " r"], num_experts: int) -> Int[Tensor, " e"]:
@@ -95,34 +149,62 @@ def run_experts(
     """
     inner = F.grouped_mm(rows, einops.rearrange(gate_up, "e f m -> e m f"), offs=ends)
     gate, up = inner.chunk(2, dim=-1)
-    return F.grouped_mm(F.silu(gate) * up, einops.rearrange(down, "e m f -> e f m"), offs=ends)
+    out = F.grouped_mm(F.silu(gate) * up, einops.rearrange(down, "e m f -> e f m"), offs=ends)
+    if out.requires_grad:
+        out.register_hook(torch.Tensor.contiguous)  # the product's backward takes no expanded one
+    return out
+
+
+def weighted_sums(
+    rows: Float[Tensor, "r m"],
+    shares: Float[Tensor, " r"],
+    place: Int[Tensor, " r"],
+    begins: Int[Tensor, " t"],
+) -> Float[Tensor, "t m"]:
+    """Sum each token's rows, each times its share, in fp32 and rounded once.
+
+    Args:
+      rows: what experts gave, sorted by expert.
+      shares: by token, in its order.
+      place: of the row that each share is for, by token.
+      begins: where each token's shares begin; a token without any gets zeros.
+    Returns: one row per token; dtype of rows.
+    """
+    weights = shares.to(rows.dtype)
+    return F.embedding_bag(place, rows, begins, mode="sum", per_sample_weights=weights)
 
 
 def moe(
-    params: MoeParams, x: Float[Tensor, "t m"], *, top_k: int
+    params: MoeParams,
+    x: Float[Tensor, "t m"],
+    *,
+    top_k: int,
+    at: Boundaries,
+    kept: Kept | None = None,
 ) -> tuple[Float[Tensor, "t m"], Load]:
     """Send each token through its experts and add up what comes back.
 
     Args:
-      params: router and experts.
+      params: the router, and the experts of this rank.
       x: tokens without padding; none at all is fine.
       top_k: experts per token.
+      at: where tokens travel.
+      kept: what an earlier run on the same tokens decided, or where this one keeps it.
     Returns: one row per token, same dtype as x, and the load for the auxiliary loss.
     Source: transformers 5.24, Qwen3VLMoeTextSparseMoeBlock.
     """
-    routing = route(params.router_w, x, top_k=top_k)
-    experts, order = einops.rearrange(routing.experts, "t k -> (t k)").sort(stable=True)
-    ends = expert_ends(experts, len(params.router_w))
-    rows = run_experts(params.down, params.gate_up, x.index_select(0, order // top_k), ends)
-    back = rows.index_select(0, order.argsort())
-    each = einops.rearrange(back, "(t k) m -> t k m", k=top_k)
-    shares = einops.rearrange(routing.shares, "t k -> t k 1")
-    return einops.reduce(each * shares, "t k m -> t m", "sum"), _load(routing.probs, ends)
+    probs = route(params.router_w, x)
+    to = (kept or Kept()).once(lambda: choose(probs, len(params.down), top_k=top_k, at=at))
+    rows, shares = at.dispatch(to.visits, x, shares_of(probs, to.experts))
+    rows = run_experts(params.down, params.gate_up, rows.index_select(0, to.row), to.ends)
+    out = at.combine(to.visits, weighted_sums(rows, shares, to.place, to.begins))
+    return out, _load(probs, to.experts)
 
 
-def _load(probs: Float[Tensor, "t e"], ends: Int[Tensor, " e"]) -> Load:
+def _load(probs: Float[Tensor, "t e"], experts: Int[Tensor, "t k"]) -> Load:
     """What one layer routed; gradients flow through the probabilities alone."""
-    chosen = torch.diff(ends, prepend=torch.zeros_like(ends[:1])).to(probs.dtype)
+    flat = einops.rearrange(experts, "t k -> (t k)")
+    chosen = probs.new_zeros(probs.shape[1]).index_add_(0, flat, probs.new_ones(len(flat)))
     return Load(chosen, einops.reduce(probs, "t e -> e", "sum"), probs.new_tensor(len(probs)))
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.moe import Load, moe
+from model.moe import Kept, Load, moe
 from model.params import AttentionParams, MlpParams, MoeParams, TextBlockParams
 from model.rope import Rope, rotate
 from model.vision import heads
@@ -132,7 +132,13 @@ def mlp(params: MlpParams, x: Float[Tensor, "b s m"], *, at: Boundaries) -> Floa
 
 
 def sparse_mlp(
-    params: MoeParams, x: Float[Tensor, "b s m"], real: Int[Tensor, " t"], *, top_k: int
+    params: MoeParams,
+    x: Float[Tensor, "b s m"],
+    real: Int[Tensor, " t"],
+    *,
+    top_k: int,
+    at: Boundaries,
+    kept: Kept | None = None,
 ) -> tuple[Float[Tensor, "b s m"], Load]:
     """Experts on the tokens that are no padding; padding gets zeros.
 
@@ -141,12 +147,16 @@ def sparse_mlp(
       x: normed tokens.
       real: indices of tokens that are no padding in the flat b*s rows.
       top_k: experts per token.
+      at: where tokens travel.
+      kept: what an earlier run on the same tokens decided, or where this one keeps it.
     Returns: one row per token, same dtype as x, and the load of the experts.
     """
     b, s = x.shape[:2]
     flat = einops.rearrange(x, "b s m -> (b s) m")
-    out, load = moe(params, flat.index_select(0, real), top_k=top_k)
-    return _rows(torch.zeros_like(flat).index_copy(0, real, out), b, s), load
+    padded = len(real) < len(flat)
+    tokens = flat.index_select(0, real) if padded else flat
+    out, load = moe(params, tokens, top_k=top_k, at=at, kept=kept)
+    return _rows(torch.zeros_like(flat).index_copy(0, real, out) if padded else out, b, s), load
 
 
 def text_block(
@@ -158,6 +168,7 @@ def text_block(
     eps: float,
     top_k: int,
     at: Boundaries,
+    kept: Kept | None = None,
 ) -> tuple[Float[Tensor, "b s m"], Load | None]:
     """One decoder layer: attention, then an MLP or experts, each added to its input.
 
@@ -168,7 +179,8 @@ def text_block(
       real: indices of tokens that are no padding in the flat b*s rows.
       eps: of the norms.
       top_k: experts per token.
-      at: where queries, keys and values travel.
+      at: where queries, keys, values and tokens travel.
+      kept: what an earlier run on the same tokens decided, or where this one keeps it.
     Returns: one row per token, same dtype as x, and the experts' load (None for an MLP).
     Source: transformers 5.24, Qwen3VLMoeTextDecoderLayer.
     """
@@ -178,7 +190,7 @@ def text_block(
     normed = rms_norm(x, params.norm2_w, eps=eps)
     if isinstance(params.mlp, MlpParams):
         return x + mlp(params.mlp, normed, at=at), None
-    out, load = sparse_mlp(params.mlp, normed, real, top_k=top_k)
+    out, load = sparse_mlp(params.mlp, normed, real, top_k=top_k, at=at, kept=kept)
     return x + out, load
 
 

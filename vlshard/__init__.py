@@ -1,7 +1,16 @@
 """Typed shard specs: write down where a tensor lives, and let a planner move it."""
 
 from vlshard.attention import Heads, Kernel, Mode, attend, gather, hybrid, ring, ulysses
-from vlshard.comm import Mesh, Pending, compare_calls, from_dtensor, reshard, start, to_dtensor
+from vlshard.comm import (
+    Mesh,
+    Pending,
+    Visits,
+    compare_calls,
+    from_dtensor,
+    reshard,
+    start,
+    to_dtensor,
+)
 from vlshard.language import (
     Layout,
     LayoutError,
@@ -76,6 +85,7 @@ __all__ = [
     "Step",
     "StepHeader",
     "Storage",
+    "Visits",
     "ZeroPad",
     "advise_patches",
     "attend",

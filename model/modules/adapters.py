@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from model.config import TextConfig, VisionConfig
 from model.data import VisionInputs
 from model.loss import Loss
-from model.moe import Load
+from model.moe import Kept, Load
 from model.params import (
     AttentionParams,
     EmbedParams,
@@ -203,14 +203,15 @@ class TextBlock(nn.Module):
         at: Boundaries,
         recompute: bool = False,
     ) -> tuple[Float[Tensor, "b s m"], Load | None]:
-        """One layer; with ``recompute``, only its input is kept for backward."""
-        return _maybe_recompute(self._compute, recompute, x, rope, real, at)
+        """One layer; with ``recompute``, its input is kept for backward, and where tokens went."""
+        return _maybe_recompute(self._compute, recompute, x, rope, real, at, Kept())
 
     def _compute(
-        self, x: Tensor, rope: Rope, real: Tensor, at: Boundaries
+        self, x: Tensor, rope: Rope, real: Tensor, at: Boundaries, kept: Kept
     ) -> tuple[Tensor, Load | None]:
         eps, top_k = self.config.rms_norm_eps, self.config.num_experts_per_tok
-        return text_block(self._params(), x, rope, real, eps=eps, top_k=top_k, at=at)
+        params = self._params()
+        return text_block(params, x, rope, real, eps=eps, top_k=top_k, at=at, kept=kept)
 
 
 class Embedding(nn.Module):

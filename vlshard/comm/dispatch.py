@@ -116,7 +116,7 @@ class Hosts:
         """
         leaving, group, rows = self.leaving(experts), self.group, len(experts)
         if group is None:
-            return self._staying(leaving, experts.numel())
+            return self._staying(leaving, rows)
         ones = [1] * len(self.held)
         there = Parcels(leaving.order, ones, ones, len(ones), group).send(leaving.counts)
         told = cast("list[list[int]]", torch.cat([leaving.counts.T, there.T]).tolist())
@@ -129,14 +129,16 @@ class Hosts:
         by_row = Parcels(index, sent, come, rows, group)
         found = by_pair.send(code.int()).long()
         row = (found % 2).cumsum(0) - 1
-        return Visits(row, found // 2, by_row, by_pair, self.members.shape[1], same=self.same)
+        parts = self.members.shape[1]
+        return Visits(row, found // 2, sum(come), by_row, by_pair, parts, same=self.same)
 
-    def _staying(self, leaving: Leaving, pairs: int) -> "Visits":
+    def _staying(self, leaving: Leaving, rows: int) -> "Visits":
         """Rows that stay, for those of their experts that are here."""
+        pairs = len(leaving.order)
         if len(self.held[0]) < self.num_experts:
             pairs = int(leaving.counts[0, 1])
-        number = leaving.code[:pairs] // 2
-        return Visits(leaving.row[:pairs], number, own=leaving.order[:pairs], same=self.same)
+        row, number = leaving.row[:pairs], leaving.code[:pairs] // 2
+        return Visits(row, number, rows, own=leaving.order[:pairs], same=self.same)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +149,7 @@ class Visits:
       row: of each pair of a row and an expert that is computed here, which of the rows it is;
         increasing.
       expert: which of the experts that this rank holds it is.
+      num_rows: how many rows there are here.
       rows: how rows travel; None where they stay.
       pairs: how shares do.
       parts: how many members hold parts of an expert.
@@ -156,6 +159,7 @@ class Visits:
 
     row: Int[Tensor, " pairs"]
     expert: Int[Tensor, " pairs"]
+    num_rows: int
     rows: Parcels | None = None
     pairs: Parcels | None = None
     parts: int = 1
@@ -170,7 +174,7 @@ class Visits:
           experts: that each row needs.
         """
         pair = torch.arange(experts.numel(), device=experts.device)
-        return cls(pair // max(experts.shape[1], 1), experts.flatten())
+        return cls(pair // max(experts.shape[1], 1), experts.flatten(), len(experts))
 
     def dispatch(
         self, x: Float[Tensor, "t m"], shares: Float[Tensor, "t k"]

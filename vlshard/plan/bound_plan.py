@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlshard.attention import Kernel, Mode, Site, schedule
-from vlshard.comm import Mesh, fingerprint
+from vlshard.comm import Hosts, Mesh, fingerprint
 from vlshard.language import (
     IntArray,
     Layout,
@@ -24,7 +24,7 @@ from vlshard.plan.deal_lines import deal_lines
 from vlshard.plan.doors import Door, group_axes, make_door
 from vlshard.plan.hand_off import Placeholders, hand_off, merged
 from vlshard.plan.header import Share, StepHeader
-from vlshard.plan.inside import fused_parameters
+from vlshard.plan.inside import Inside, fused_parameters
 from vlshard.plan.model_config import PATCHES, TOKENS, VOCABULARY, ModelConfig
 from vlshard.plan.regather import Regathered
 from vlshard.plan.splits import Splits
@@ -134,6 +134,7 @@ class BoundPlan:
         axes |= group_axes((p for pair in self._programs.values() for p in pair), self.mesh)
         axes |= {self.splits.axes(kind) for kind in self._programs}
         axes |= {self.vocabulary.axes, self.vocabulary.apart} if self.vocabulary else set()
+        axes |= {axes for kind in self.hosted for axes in self.splits.travelling(self.tokens, kind)}
         return sorted(axes - {()})
 
     @cached_property
@@ -175,6 +176,30 @@ class BoundPlan:
             for kind, inside in self.splits.insides.items()
             if self.splits.axes(kind) and not inside.by_index
         }
+
+    @property
+    def hosted(self) -> list[str]:
+        """The insides to whose parts, dealt whole, rows travel: experts."""
+        insides = self.splits.insides.items()
+        return [k for k, v in insides if v.by_index and v.dealt and self.splits.axes(k)]
+
+    @cached_property
+    def hosts(self) -> dict[str, Hosts]:
+        """Who holds which parts of them, of the ranks that this one's rows can visit."""
+        return {kind: self._hosts(kind) for kind in self.hosted}
+
+    def _hosts(self, kind: str) -> Hosts:
+        mesh, inside, here = self.mesh, self.splits.insides[kind], self.mesh.here
+        (name,) = inside.dims
+        cut = layout(self.splits.specs[name], mesh, where=name, **_sizes_of(inside, name))
+        travel, same = self.splits.travelling(self.tokens, kind)
+        peers = list(mesh.peers(travel, here))
+        held = [cut.indices(rank)[0] for rank in peers]
+        group, beside = (
+            mesh.group(axes) if mesh.span(axes) > 1 and not mesh.imagined else None
+            for axes in (travel, same)
+        )
+        return Hosts(held, cut.shape[0], peers.index(here), group, beside)
 
     @cached_property
     def gathering(self) -> frozenset[str]:
@@ -346,6 +371,8 @@ class BoundPlan:
             doors=self._doors(where),
             vocabulary=self.vocabulary.plan(vocab) if self.vocabulary and vocab else None,
             shared_vocabulary=self.vocabulary is not None,
+            hosts=self.hosts,
+            mesh=mesh,
         )
 
     def _vision(self, header: StepHeader, where: StepLayouts) -> Site:
@@ -364,6 +391,11 @@ class BoundPlan:
         heads = self.splits.heads("text", self.config.heads["text"])
         rows = self._entered(where.tokens, "text")
         return Site(self.mesh, rows, lengths, causal=True, heads=heads, one_row=packed)
+
+
+def _sizes_of(inside: Inside, name: str) -> dict[str, int]:
+    """Sizes of the inner dims that one split cuts."""
+    return {dim: inside.sizes[dim] for dim in spec(inside.dims[name]).names}
 
 
 def _storage_facts(storages: Mapping[str, Storage]) -> dict[str, str]:

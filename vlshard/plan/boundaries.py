@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlshard.attention import Runs, attend_runs
-from vlshard.comm import Pending
+from vlshard.comm import Pending, Visits
 from vlshard.plan.lookup import merge_parts
 
 
@@ -119,6 +119,50 @@ class Boundaries(Protocol):
         """
         ...
 
+    def visits(self, inside: str, experts: Tensor) -> Visits:
+        """Find out which rows this rank computes experts on, and where its own rows go.
+
+        The one place where the host reads from the device. What it gives holds no gradients, so a
+        recomputed block keeps it.
+
+        Args:
+          inside: ``text.experts``.
+          experts: numbers of the experts of each token, ``t k``.
+        """
+        ...
+
+    def dispatch(self, visits: Visits, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Bring tokens to the ranks that have their experts, each once to a rank.
+
+        Args:
+          visits: of these tokens' experts.
+          x: this rank's tokens, ``t m``.
+          shares: of each expert in its token's result, ``t k``, in fp32.
+        Returns: the rows on which this rank computes its experts, and the share of each of its
+          pairs of a row and an expert, as ``visits`` lists them.
+        """
+        ...
+
+    def combine(self, visits: Visits, y: Tensor) -> Tensor:
+        """Bring home what experts gave, summed.
+
+        Args:
+          visits: as for ``dispatch``.
+          y: for each row that ``dispatch`` gave, the sum over its experts here, each times its
+            share.
+        Returns: one row per token of this rank.
+        """
+        ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks, the same on each.
+
+        Args:
+          x: this rank's term. A loss computed from the sum is the same on every rank: each has to
+            add its part of it alone, the loss divided by the number of ranks.
+        """
+        ...
+
 
 class LocalBoundaries:
     """No plan: everything is here, nothing moves."""
@@ -169,6 +213,22 @@ class LocalBoundaries:
     def argmax(self, inside: str, logits: Float[Tensor, "z vocab"]) -> Int[Tensor, " z"]:
         """The first of the largest."""
         return logits.argmax(-1)
+
+    def visits(self, inside: str, experts: Tensor) -> Visits:
+        """Every expert is here."""
+        return Visits.here(experts)
+
+    def dispatch(self, visits: Visits, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens themselves."""
+        return visits.dispatch(x, shares)
+
+    def combine(self, visits: Visits, y: Tensor) -> Tensor:
+        """All of it is here."""
+        return visits.combine(y)
+
+    def total(self, x: Tensor) -> Tensor:
+        """This is all."""
+        return x
 
 
 def local_boundaries(segments: Sequence[int] = ()) -> LocalBoundaries:

@@ -24,7 +24,7 @@ from vlshard.plan.place import Place
 from vlshard.plan.splits import Splits, trailing
 
 # Insides that models have and that cannot be computed in parts yet.
-UNBUILT = ("text.experts",)
+UNBUILT: tuple[str, ...] = ()
 
 
 def check_splits(

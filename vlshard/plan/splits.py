@@ -22,11 +22,14 @@ from vlshard.language import (
     layout,
     names_in,
     spec,
+    spec_axes,
     splits_in,
     without_axes,
 )
 from vlshard.plan.inside import HasInsides, Inside
 from vlshard.programs import Program, transition
+
+Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,16 @@ class Splits:
         sides = (str(tokens), str(entered)), (str(left), str(tokens))
         enter, leave = (transition(*pair, self.mesh) for pair in sides)
         return enter, leave
+
+    def travelling(self, tokens: Spec, inside: str) -> tuple[Axes, Axes]:
+        """Parts of the mesh that cut an inside into which rows travel by index.
+
+        Returns: those that cut the tokens too, over which rows travel, and those that do not, over
+          which ranks have the same rows; in mesh order.
+        """
+        cutting, of_tokens = set(self.axes(inside)), set(spec_axes(tokens, self.mesh))
+        both = tuple(p for p in self.mesh.parts if p in cutting & of_tokens)
+        return both, tuple(p for p in self.mesh.parts if p in cutting - of_tokens)
 
     def heads(self, site: str, heads: Heads) -> Heads:
         """The heads that a rank computes at an attention site."""

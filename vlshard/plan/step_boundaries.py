@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlshard.attention import Heads, Schedule
-from vlshard.comm import Pending, RowMove, send_ahead, untraced
+from vlshard.comm import (
+    Hosts,
+    Mesh,
+    Pending,
+    RowMove,
+    Visits,
+    all_reduce,
+    send_ahead,
+    untraced,
+)
 from vlshard.language import IntArray
 from vlshard.plan.doors import Door
 from vlshard.plan.header import Share
@@ -33,6 +42,8 @@ class StepBoundaries:
         vocabulary: Lookup | None = None,
         *,
         shared_vocabulary: bool = False,
+        hosts: Mapping[str, Hosts] | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         self.share = share
         self._schedules = schedules
@@ -40,6 +51,8 @@ class StepBoundaries:
         self._doors = dict(doors or {})
         self._vocabulary = vocabulary
         self._untold = shared_vocabulary and vocabulary is None
+        self._hosts = hosts or {}
+        self._mesh = mesh
 
     @property
     def targets(self) -> IntArray | None:
@@ -149,6 +162,29 @@ class StepBoundaries:
         """Ids of the largest logits; see ``Boundaries.argmax``."""
         lookup = self._lookup
         return logits.argmax(-1) if lookup is None else lookup.argmax(logits)
+
+    @untraced
+    def visits(self, inside: str, experts: Tensor) -> Visits:
+        """Where tokens go to their experts; see ``Boundaries.visits``."""
+        hosts = self._hosts.get(inside)
+        return Visits.here(experts) if hosts is None else hosts.visits(experts)
+
+    @untraced
+    def dispatch(self, visits: Visits, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens at their experts; see ``Boundaries.dispatch``."""
+        return visits.dispatch(x, shares)
+
+    @untraced
+    def combine(self, visits: Visits, y: Tensor) -> Tensor:
+        """What experts gave, at home; see ``Boundaries.combine``."""
+        return visits.combine(y)
+
+    @untraced
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over all ranks; see ``Boundaries.total``."""
+        if self._mesh is None or self._mesh.size == 1:
+            return x
+        return all_reduce(x, self._mesh.group([*self._mesh.parts]))
 
 
 def flat_rows(x: Float[Tensor, "... h d"]) -> Float[Tensor, "n h d"]:
