@@ -1,7 +1,7 @@
 """Mixture of experts as pure functions: router, grouped products over sorted rows, load balance.
 
-Dims: t tokens (no padding among them), k experts per token, e experts, m model width, f expert
-width, r routed rows (t * k where all experts are here).
+Dims: n rows, t tokens (the rows that are no padding), k experts per token, e experts, m model
+width, f expert width, r pairs of a row and an expert that are computed here (t * k if all are).
 """
 
 from collections.abc import Callable, Sequence
@@ -66,15 +66,19 @@ def refuse_widths(widths: dict[str, int], dtype: torch.dtype) -> None:
         )
 
 
-def route(router_w: Float[Tensor, "e m"], x: Float[Tensor, "t m"]) -> Float[Tensor, "t e"]:
+def route(
+    router_w: Float[Tensor, "e m"], x: Float[Tensor, "n m"], real: Int[Tensor, " t"]
+) -> Float[Tensor, "t e"]:
     """How probable each expert is for each token; softmax in fp32.
 
     Args:
       router_w: one row per expert.
-      x: tokens.
+      x: rows.
+      real: which of them are tokens.
     Source: transformers 5.24, Qwen3VLMoeTextTopKRouter.
     """
-    return F.softmax(F.linear(x, router_w), dim=-1, dtype=torch.float32)
+    logits = F.linear(x, router_w).index_select(0, real)
+    return F.softmax(logits, dim=-1, dtype=torch.float32)
 
 
 def shares_of(probs: Float[Tensor, "t e"], experts: Int[Tensor, "t k"]) -> Float[Tensor, "t k"]:
@@ -102,17 +106,27 @@ class Kept:
         return self._choice
 
 
-def choose(probs: Float[Tensor, "t e"], num_here: int, *, top_k: int, at: Boundaries) -> Choice:
+def choose(
+    probs: Float[Tensor, "t e"],
+    real: Int[Tensor, " t"],
+    *,
+    num_rows: int,
+    num_here: int,
+    top_k: int,
+    at: Boundaries,
+) -> Choice:
     """The most probable experts of each token, and what follows for the experts of this rank.
 
     Args:
       probs: of all experts; nothing flows back from a choice.
+      real: which rows the tokens are, increasing.
+      num_rows: how many rows there are.
       num_here: experts of this rank.
       top_k: experts per token.
       at: who has which expert.
     """
     experts = probs.detach().topk(top_k, dim=-1).indices
-    visits = at.visits("text.experts", experts)
+    visits = at.visits("text.experts", experts, real, num_rows)
     numbers, order = visits.expert.sort(stable=True)
     every = torch.arange(len(order), device=order.device)
     rows = torch.arange(visits.num_rows, device=order.device)
@@ -159,16 +173,16 @@ def weighted_sums(
     rows: Float[Tensor, "r m"],
     shares: Float[Tensor, " r"],
     place: Int[Tensor, " r"],
-    begins: Int[Tensor, " t"],
-) -> Float[Tensor, "t m"]:
-    """Sum each token's rows, each times its share, in fp32 and rounded once.
+    begins: Int[Tensor, " n"],
+) -> Float[Tensor, "n m"]:
+    """For each row sum what its experts gave, each times its share, in fp32 and rounded once.
 
     Args:
       rows: what experts gave, sorted by expert.
-      shares: by token, in its order.
-      place: of the row that each share is for, by token.
-      begins: where each token's shares begin; a token without any gets zeros.
-    Returns: one row per token; dtype of rows.
+      shares: of the pairs of a row and an expert, sorted by row.
+      place: of these pairs among ``rows``.
+      begins: where those of each row begin; a row without any gets zeros.
+    Returns: one row per row; dtype of ``rows``.
     """
     weights = shares.to(rows.dtype)
     return F.embedding_bag(place, rows, begins, mode="sum", per_sample_weights=weights)
@@ -176,25 +190,29 @@ def weighted_sums(
 
 def moe(
     params: MoeParams,
-    x: Float[Tensor, "t m"],
+    x: Float[Tensor, "n m"],
+    real: Int[Tensor, " t"],
     *,
     top_k: int,
     at: Boundaries,
     kept: Kept | None = None,
-) -> tuple[Float[Tensor, "t m"], Load]:
+) -> tuple[Float[Tensor, "n m"], Load]:
     """Send each token through its experts and add up what comes back.
 
     Args:
       params: the router, and the experts of this rank.
-      x: tokens without padding; none at all is fine.
+      x: rows.
+      real: which of them are tokens, increasing; none at all is fine.
       top_k: experts per token.
       at: where tokens travel.
       kept: what an earlier run on the same tokens decided, or where this one keeps it.
-    Returns: one row per token, same dtype as x, and the load for the auxiliary loss.
+    Returns: one row per row, zeros for padding, same dtype as x; and the load for the auxiliary
+      loss.
     Source: transformers 5.24, Qwen3VLMoeTextSparseMoeBlock.
     """
-    probs = route(params.router_w, x)
-    to = (kept or Kept()).once(lambda: choose(probs, len(params.down), top_k=top_k, at=at))
+    probs = route(params.router_w, x, real)
+    sizes = {"num_rows": len(x), "num_here": len(params.down), "top_k": top_k}
+    to = (kept or Kept()).once(lambda: choose(probs, real, **sizes, at=at))
     rows, shares = at.dispatch(to.visits, x, shares_of(probs, to.experts))
     rows = run_experts(params.down, params.gate_up, rows.index_select(0, to.row), to.ends)
     out = at.combine(to.visits, weighted_sums(rows, shares, to.place, to.begins))

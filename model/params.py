@@ -75,11 +75,14 @@ class MlpParams:
 
 @pytree
 class MoeParams:
-    """Router and stacked experts; rows ``:f`` of ``gate_up`` are the gate, the others are up."""
+    """Router, and the stacked experts that are here: of all e, or of a part of them.
+
+    Rows ``:f`` of ``gate_up`` are the gate, the others are up.
+    """
 
     router_w: Float[Tensor, "e m"]
-    down: Float[Tensor, "e m f"]
-    gate_up: Float[Tensor, "e 2*f m"]
+    down: Float[Tensor, "here m f"]
+    gate_up: Float[Tensor, "here 2*f m"]
 
 
 @pytree

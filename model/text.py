@@ -5,7 +5,6 @@ v visual tokens, y labelled tokens, f MLP width.
 """
 
 import einops
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
@@ -153,10 +152,8 @@ def sparse_mlp(
     """
     b, s = x.shape[:2]
     flat = einops.rearrange(x, "b s m -> (b s) m")
-    padded = len(real) < len(flat)
-    tokens = flat.index_select(0, real) if padded else flat
-    out, load = moe(params, tokens, top_k=top_k, at=at, kept=kept)
-    return _rows(torch.zeros_like(flat).index_copy(0, real, out) if padded else out, b, s), load
+    out, load = moe(params, flat, real, top_k=top_k, at=at, kept=kept)
+    return _rows(out, b, s), load
 
 
 def text_block(

@@ -98,7 +98,7 @@ def dispatched(cut, load):
     with pytest.MonkeyPatch.context() as patch:
         whole = transport.launch
         patch.setattr(transport, "launch", lambda *a: (sent.append(a[0]), whole(*a))[1])
-        visits = hosts.visits(experts)
+        visits = hosts.visits(experts, torch.arange(len(x)), len(x))
         rows, each = visits.dispatch(x, shares)
         weighted = rows[visits.row] * (scale[visits.expert] * each)[:, None]
         out = visits.combine(torch.zeros_like(rows).index_add(0, visits.row, weighted))
@@ -172,7 +172,7 @@ def rounded(dtype):
     terms = torch.ones(4)
     terms[dist.get_rank()] = 256.0 if dtype == torch.bfloat16 else 2048.0
     x = torch.ones(1, 8, dtype=dtype, requires_grad=True)
-    visits = hosts.visits(torch.arange(4)[None])
+    visits = hosts.visits(torch.arange(4)[None], torch.arange(1), 1)
     rows, each = visits.dispatch(x, terms[None])
     out = visits.combine(rows[visits.row] * each[:, None].to(dtype))
     out.backward(torch.ones_like(out))
@@ -187,7 +187,7 @@ def test_half_precision_is_summed_in_fp32_and_rounded_once(ranks, dtype, total):
 def test_without_ranks_every_expert_is_here():
     experts = torch.tensor([[2, 0], [1, 2], [0, 1]])
     x, shares = torch.randn(3, WIDTH), torch.rand(3, 2)
-    visits = Visits.here(experts)
+    visits = Visits.here(experts, torch.arange(3), 3)
     rows, each = visits.dispatch(x, shares)
     assert rows is x and torch.equal(each, shares.flatten())
     assert visits.row.tolist() == [0, 0, 1, 1, 2, 2]

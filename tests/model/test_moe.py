@@ -53,7 +53,7 @@ def one_by_one(params: MoeParams, x: Tensor) -> Tensor:
 
 def test_moe_equals_experts_one_by_one_with_all_gradients():
     params, x = experts(), tokens(13)
-    out, _ = moe(params, x, top_k=K, at=AT)
+    out, _ = moe(params, x, torch.arange(len(x)), top_k=K, at=AT)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
     inputs = (x, params.router_w, params.gate_up, params.down)
     got = torch.autograd.grad((out * weight).sum(), inputs)
@@ -66,7 +66,7 @@ def test_moe_equals_experts_one_by_one_with_all_gradients():
 
 def test_moe_on_no_token_keeps_zero_gradients():
     params, x = experts(), tokens(0)
-    out, load = moe(params, x, top_k=K, at=AT)
+    out, load = moe(params, x, torch.arange(len(x)), top_k=K, at=AT)
     out.sum().backward()
     assert out.shape == (0, M)
     assert x.grad.shape == (0, M)
@@ -77,7 +77,7 @@ def test_moe_on_no_token_keeps_zero_gradients():
 
 def test_moe_leaves_unchosen_experts_with_exactly_zero_gradients():
     params, x = experts(), tokens(1)
-    out, load = moe(params, x, top_k=K, at=AT)
+    out, load = moe(params, x, torch.arange(len(x)), top_k=K, at=AT)
     (out**2).sum().backward()
     unused = load.chosen == 0
     assert int(unused.sum()) == E - K
@@ -89,8 +89,8 @@ def test_moe_leaves_unchosen_experts_with_exactly_zero_gradients():
 def test_moe_in_bf16_keeps_the_router_in_fp32():
     params = experts(dtype=torch.bfloat16)
     x = tokens(9).detach().bfloat16()
-    out, _ = moe(params, x, top_k=K, at=AT)
-    assert route(params.router_w, x).dtype == torch.float32
+    out, _ = moe(params, x, torch.arange(len(x)), top_k=K, at=AT)
+    assert route(params.router_w, x, torch.arange(len(x))).dtype == torch.float32
     assert out.dtype == torch.bfloat16
     want = one_by_one(params, x)
     assert (out.double() - want).norm() <= 0.02 * want.norm()  # bf16 rounds to 2**-8
@@ -98,8 +98,8 @@ def test_moe_in_bf16_keeps_the_router_in_fp32():
 
 def test_route_shares_sum_to_one_over_the_largest():
     params = experts()
-    probs = route(params.router_w, tokens(20))
-    best = choose(probs, E, top_k=K, at=AT).experts
+    probs = route(params.router_w, tokens(20), torch.arange(20))
+    best = choose(probs, torch.arange(20), num_rows=20, num_here=E, top_k=K, at=AT).experts
     torch.testing.assert_close(shares_of(probs, best).sum(-1), torch.ones(20))
     chosen = probs.gather(-1, best)
     kth = probs.sort(-1, descending=True).values[:, :K]
@@ -114,8 +114,8 @@ def test_expert_ends_count_sorted_experts():
 
 def test_load_counts_choices_and_probabilities():
     params, x = experts(), tokens(11)
-    probs = route(params.router_w, x)
-    _, load = moe(params, x, top_k=K, at=AT)
+    probs = route(params.router_w, x, torch.arange(len(x)))
+    _, load = moe(params, x, torch.arange(len(x)), top_k=K, at=AT)
     counts = torch.bincount(probs.topk(K).indices.flatten(), minlength=E)
     assert load.chosen.tolist() == counts.tolist()
     torch.testing.assert_close(load.probs, probs.sum(0))
@@ -124,14 +124,18 @@ def test_load_counts_choices_and_probabilities():
 
 def test_a_choice_is_kept_and_shares_are_computed_anew():
     params, x, kept = experts(), tokens(7), Kept()
-    first, _ = moe(params, x, top_k=K, at=AT, kept=kept)
+    first, _ = moe(params, x, torch.arange(len(x)), top_k=K, at=AT, kept=kept)
     chosen = kept.once(lambda: pytest.fail("chosen twice"))
-    assert torch.equal(chosen.experts, route(params.router_w, x).topk(K).indices)
-    again, _ = moe(params, x, top_k=K, at=AT, kept=kept)
+    assert torch.equal(
+        chosen.experts, route(params.router_w, x, torch.arange(len(x))).topk(K).indices
+    )
+    again, _ = moe(params, x, torch.arange(len(x)), top_k=K, at=AT, kept=kept)
     assert torch.equal(first, again)
     moved = MoeParams(-params.router_w, params.down, params.gate_up)
-    out, _ = moe(moved, x, top_k=K, at=AT, kept=kept)  # the same experts, now the least probable
-    shares = shares_of(route(moved.router_w, x), chosen.experts)
+    out, _ = moe(
+        moved, x, torch.arange(7), top_k=K, at=AT, kept=kept
+    )  # the same experts, now the least probable
+    shares = shares_of(route(moved.router_w, x, torch.arange(7)), chosen.experts)
     assert not torch.equal(out, first)
     torch.testing.assert_close(shares.sum(-1), torch.ones(7))
 

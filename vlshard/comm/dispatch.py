@@ -90,33 +90,41 @@ class Hosts:
     def _experts(self) -> range:
         return range(self.num_experts)
 
-    def leaving(self, experts: Int[Tensor, "t k"]) -> Leaving:
+    def leaving(
+        self, experts: Int[Tensor, "t k"], rows: Int[Tensor, " t"], num_rows: int
+    ) -> Leaving:
         """Who is sent which rows, for which experts: nothing is sent or read by the host.
 
         Args:
           experts: that each row needs, all different.
+          rows: which rows these are, increasing.
+          num_rows: of how many.
         """
         tables = zip((self.members, self.numbers), self._copies, strict=True)
         members, numbers = (Index(*table).on(experts.device) for table in tables)
         member, order = members[experts].flatten().sort(stable=True)
         pair = order // members.shape[1]
-        row = pair // max(experts.shape[1], 1)
-        visit = member * (len(experts) + 1) + row
+        row = rows[pair // max(experts.shape[1], 1)]
+        visit = member * (num_rows + 1) + row
         new = (visit.diff(prepend=visit.new_full((1,), -1)) != 0).long()
         code = 2 * numbers[member, experts.flatten()[pair]] + new
         counts = row.new_zeros(len(self.held) + 1, 2)
         counts.index_add_(0, member, torch.stack([new, torch.ones_like(new)], dim=1))
         return Leaving(counts[:-1], order, row, code)
 
-    def visits(self, experts: Int[Tensor, "t k"]) -> "Visits":
+    def visits(
+        self, experts: Int[Tensor, "t k"], rows: Int[Tensor, " t"], num_rows: int
+    ) -> "Visits":
         """Plan the visits of this rank's rows; all ranks of the group call it, rows or none.
 
         Args:
           experts: that each row needs, all different.
+          rows: which rows these are, increasing; the others need none.
+          num_rows: of how many.
         """
-        leaving, group, rows = self.leaving(experts), self.group, len(experts)
+        leaving, group = self.leaving(experts, rows, num_rows), self.group
         if group is None:
-            return self._staying(leaving, rows)
+            return self._staying(leaving, num_rows)
         ones = [1] * len(self.held)
         there = Parcels(leaving.order, ones, ones, len(ones), group).send(leaving.counts)
         told = cast("list[list[int]]", torch.cat([leaving.counts.T, there.T]).tolist())
@@ -126,19 +134,19 @@ class Hosts:
         by_pair = Parcels(leaving.order[:left], pairs, pairs_here, len(leaving.order), group, True)
         slot = (code % 2).cumsum(0) - 1
         index = slot.new_empty(sum(sent)).scatter_(0, slot, leaving.row[:left])
-        by_row = Parcels(index, sent, come, rows, group)
+        by_row = Parcels(index, sent, come, num_rows, group)
         found = by_pair.send(code.int()).long()
         row = (found % 2).cumsum(0) - 1
         parts = self.members.shape[1]
         return Visits(row, found // 2, sum(come), by_row, by_pair, parts, same=self.same)
 
-    def _staying(self, leaving: Leaving, rows: int) -> "Visits":
+    def _staying(self, leaving: Leaving, num_rows: int) -> "Visits":
         """Rows that stay, for those of their experts that are here."""
         pairs = len(leaving.order)
         if len(self.held[0]) < self.num_experts:
             pairs = int(leaving.counts[0, 1])
         row, number = leaving.row[:pairs], leaving.code[:pairs] // 2
-        return Visits(row, number, rows, own=leaving.order[:pairs], same=self.same)
+        return Visits(row, number, num_rows, own=leaving.order[:pairs], same=self.same)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,23 +175,24 @@ class Visits:
     same: ProcessGroup | None = None
 
     @classmethod
-    def here(cls, experts: Int[Tensor, "t k"]) -> "Visits":
+    def here(cls, experts: Int[Tensor, "t k"], rows: Int[Tensor, " t"], num_rows: int) -> "Visits":
         """Every expert is here, whole, and nothing moves.
 
         Args:
           experts: that each row needs.
+          rows: which rows these are, increasing; the others need none.
+          num_rows: of how many.
         """
-        pair = torch.arange(experts.numel(), device=experts.device)
-        return cls(pair // max(experts.shape[1], 1), experts.flatten(), len(experts))
+        return cls(rows.repeat_interleave(experts.shape[1]), experts.flatten(), num_rows)
 
     def dispatch(
-        self, x: Float[Tensor, "t m"], shares: Float[Tensor, "t k"]
+        self, x: Float[Tensor, "rows m"], shares: Float[Tensor, "t k"]
     ) -> tuple[Float[Tensor, "n m"], Float[Tensor, " pairs"]]:
         """Bring rows, and a share for each pair, to where they are computed.
 
         Args:
           x: this rank's rows.
-          shares: of each of their experts.
+          shares: of each expert of those that need some.
         Returns: the rows that this rank computes on, and the share of each of its pairs.
         """
         each = shares[..., None].expand(*shares.shape, self.parts).flatten()
@@ -192,13 +201,13 @@ class Visits:
             return rows, each
         return x, each if self.own is None else each.index_select(0, self.own)
 
-    def combine(self, y: Float[Tensor, "n m"]) -> Float[Tensor, "t m"]:
+    def combine(self, y: Float[Tensor, "n m"]) -> Float[Tensor, "rows m"]:
         """Bring results home and sum them.
 
         Args:
           y: what this rank has computed of each row that ``dispatch`` gave.
-        Returns: one row per row of this rank; same dtype, the sum of the members' rows rounded
-          once, and the same bits on all ranks that have the same rows.
+        Returns: one row per row of this rank, zeros for those that need no expert; same dtype, the
+          sum of the members' rows rounded once, and the same bits on all ranks that have the same.
         """
         home = travel(y, self.rows.home()) if self.rows else y
         return home if self.same is None else all_reduce(home, self.same)

@@ -119,7 +119,7 @@ class Boundaries(Protocol):
         """
         ...
 
-    def visits(self, inside: str, experts: Tensor) -> Visits:
+    def visits(self, inside: str, experts: Tensor, rows: Tensor, num_rows: int) -> Visits:
         """Find out which rows this rank computes experts on, and where its own rows go.
 
         The one place where the host reads from the device. What it gives holds no gradients, so a
@@ -128,6 +128,8 @@ class Boundaries(Protocol):
         Args:
           inside: ``text.experts``.
           experts: numbers of the experts of each token, ``t k``.
+          rows: which rows these tokens are, increasing; the others are padding.
+          num_rows: of how many.
         """
         ...
 
@@ -136,7 +138,7 @@ class Boundaries(Protocol):
 
         Args:
           visits: of these tokens' experts.
-          x: this rank's tokens, ``t m``.
+          x: this rank's rows, ``n m``.
           shares: of each expert in its token's result, ``t k``, in fp32.
         Returns: the rows on which this rank computes its experts, and the share of each of its
           pairs of a row and an expert, as ``visits`` lists them.
@@ -150,7 +152,7 @@ class Boundaries(Protocol):
           visits: as for ``dispatch``.
           y: for each row that ``dispatch`` gave, the sum over its experts here, each times its
             share.
-        Returns: one row per token of this rank.
+        Returns: one row per row of this rank; zeros for padding.
         """
         ...
 
@@ -214,9 +216,9 @@ class LocalBoundaries:
         """The first of the largest."""
         return logits.argmax(-1)
 
-    def visits(self, inside: str, experts: Tensor) -> Visits:
+    def visits(self, inside: str, experts: Tensor, rows: Tensor, num_rows: int) -> Visits:
         """Every expert is here."""
-        return Visits.here(experts)
+        return Visits.here(experts, rows, num_rows)
 
     def dispatch(self, visits: Visits, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens themselves."""

@@ -164,10 +164,11 @@ class StepBoundaries:
         return logits.argmax(-1) if lookup is None else lookup.argmax(logits)
 
     @untraced
-    def visits(self, inside: str, experts: Tensor) -> Visits:
+    def visits(self, inside: str, experts: Tensor, rows: Tensor, num_rows: int) -> Visits:
         """Where tokens go to their experts; see ``Boundaries.visits``."""
         hosts = self._hosts.get(inside)
-        return Visits.here(experts) if hosts is None else hosts.visits(experts)
+        plan = Visits.here if hosts is None else hosts.visits
+        return plan(experts, rows, num_rows)
 
     @untraced
     def dispatch(self, visits: Visits, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:

@@ -159,9 +159,17 @@ CALLS: dict[str, Case] = {
         [(1, floats(3, 4, 8)), (1, ints(12, 8))],
     ),
     "refuse_widths": (({"m": 8}, torch.float32), {}, [(0, 8), (1, "float32")]),
-    "route": ((floats(4, 8), floats(7, 8)), {}, [(0, floats(4, 9)), (1, ints(7, 8))]),
+    "route": (
+        (floats(4, 8), floats(7, 8), torch.arange(5)),
+        {},
+        [(0, floats(4, 9)), (1, ints(7, 8)), (2, floats(5))],
+    ),
     "shares_of": ((floats(7, 4).exp(), ints(7, 2)), {}, [(0, floats(6, 4)), (1, floats(7, 2))]),
-    "choose": ((floats(7, 4), 4), {"top_k": 2, "at": AT}, [(0, floats(7)), (0, ints(7, 4))]),
+    "choose": (
+        (floats(7, 4), torch.arange(7)),
+        {"num_rows": 9, "num_here": 4, "top_k": 2, "at": AT},
+        [(0, floats(7)), (0, ints(7, 4)), (1, ints(6))],
+    ),
     "weighted_sums": (
         (floats(3, 8), floats(3), torch.arange(3), ints(2)),
         {},
@@ -173,7 +181,11 @@ CALLS: dict[str, Case] = {
         {},
         [(0, floats(4, 12, 8)), (1, floats(4, 23, 8)), (2, floats(6, 12)), (3, ints(5))],
     ),
-    "moe": ((MOE, floats(6, 8)), {"top_k": 2, "at": AT}, [(1, floats(2, 3, 8)), (0, floats(4, 8))]),
+    "moe": (
+        (MOE, floats(6, 8), torch.arange(5)),
+        {"top_k": 2, "at": AT},
+        [(1, floats(2, 3, 8)), (0, floats(4, 8))],
+    ),
     "load_balance": (([LOAD, LOAD],), {}, [(0, LOAD), (0, [floats(4)])]),
     "embed_tokens": (
         (floats(9, 8), ints(2, 4)),
