@@ -229,14 +229,32 @@ def _load(probs: Float[Tensor, "t e"], experts: Int[Tensor, "t k"]) -> Load:
 def load_balance(loads: Sequence[Load]) -> Float[Tensor, ""]:
     """Auxiliary loss: how far experts' shares of tokens and probabilities are from even.
 
-    It is no sum over ranks: the loads of all ranks would have to be added up first.
+    It is no sum over ranks: ``total_load`` adds the loads of all ranks up first.
 
     Args:
-      loads: one load per layer that routes; all of the batch's tokens.
+      loads: one load per layer that routes; all of the micro-batch's tokens.
     Returns: experts x sum over experts of (times chosen / tokens) x (probability / tokens); fp32.
     Source: transformers 5.24, load_balancing_loss_func with an attention mask.
     """
     chosen = torch.stack([load.chosen for load in loads]).sum(0)
     probs = torch.stack([load.probs for load in loads]).sum(0)
     tokens = torch.stack([load.tokens for load in loads]).sum()
+    tokens = tokens.clamp(min=1)  # no token at all is even
     return len(chosen) * (chosen / tokens * (probs / tokens)).sum()
+
+
+def total_load(loads: Sequence[Load], *, at: Boundaries) -> tuple[Load, Float[Tensor, ""]]:
+    """The loads of all layers and ranks together; tokens that ranks have copies of count for each.
+
+    Args:
+      loads: of this rank, one per layer that routes.
+      at: where totals are taken, once.
+    Returns: one load, the same on all ranks, and how many ranks there are: a loss that is computed
+      from it is divided by them, as each adds it to its term.
+    """
+    one = loads[0].tokens.new_ones(1)
+    parts = [torch.cat([x.chosen, x.probs, einops.rearrange(x.tokens, "-> 1")]) for x in loads]
+    total = at.total(torch.cat([torch.stack(parts).sum(0), one]))
+    e = len(loads[0].chosen)
+    chosen, probs, (tokens, ranks) = total.split([e, e, 2])
+    return Load(chosen, probs, tokens), ranks

@@ -3,6 +3,9 @@
 ``tensor_parallel`` is Megatron's tensor parallelism: heads and MLP width are cut, whole heads and
 whole columns. Whether tokens between blocks are whole on each rank or cut too (its sequence
 parallelism) is said by the layout of ``text.tokens``: ``s@cp.zigzag@tp`` cuts them.
+
+``expert_parallel`` deals whole experts to ranks. Over axes that cut ``text.tokens``, rows of tokens
+travel to their experts; over others each rank computes its experts' part of the same tokens.
 """
 
 
@@ -25,6 +28,17 @@ def tensor_parallel(axes: str, *, kv: str | None = None, vision: bool = False) -
         "text.mlp": f"f{over}",
     }
     return splits | ({"vision.q": f"h{over} d", "vision.mlp": f"f{over}"} if vision else {})
+
+
+def expert_parallel(axes: str, *, columns: str = "") -> dict[str, str]:
+    """Splits of the experts over some axes; no axis is the experts' own.
+
+    Args:
+      axes: mesh axes over which experts are dealt, major to minor, such as ``cp tp``.
+      columns: axes over which the width of each expert is cut.
+    Returns: what ``Plan(splits=)`` takes.
+    """
+    return {"text.experts": f"e{_cut(axes)} f{_cut(columns)}"}
 
 
 def _cut(axes: str) -> str:

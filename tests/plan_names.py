@@ -16,7 +16,13 @@ OTHER_PLANS = {
     "decoder_tp": 2,
 }
 # With splits, on a model with four vision heads; the ranks that each takes.
-SPLIT_PLANS = {"decoder_tp": 2, "decoder_tp_cp": 4, "decoder_vocab": 2}
+SPLIT_PLANS = {
+    "decoder_tp": 2,
+    "decoder_tp_cp": 4,
+    "decoder_vocab": 2,
+    "decoder_ep": 2,
+    "decoder_all": 4,
+}
 FOUR_RANKS_ONLY = ("vision_cp_hybrid",)
 # Those in which each rank has rows of its own to read.
 EVERY_RANK_READS = (*WHOLE_IMAGE_PLANS, "vision_hsdp")

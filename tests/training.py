@@ -65,6 +65,7 @@ class Run:
         freeze=(),
         checkpoint=None,
         packed: bool = False,
+        aux_loss: bool = False,
         dtype: torch.dtype = torch.float32,
     ):
         self.config = config
@@ -94,6 +95,7 @@ class Run:
         if self.bound is None:
             self.model.to(dtype)
         self.outcome = Outcome()
+        self.aux_loss, self.balances = aux_loss, []
 
     def headers(self, batch: Batch):
         facts = [sample_facts(s, i, self.config) for i, s in enumerate(batch.samples)]
@@ -120,7 +122,8 @@ class Run:
     def one_forward_backward(self, batch: Batch, header, at=None):
         """One micro-batch: this rank's loss term, and how many patches and tokens it computed."""
         share, planned, inputs = self.prepared(batch, header)
-        loss = self.model(inputs, at or planned)
+        more = {"micro_batches": len(self.headers(batch)), "balances": self.balances}
+        loss = self.model(inputs, at or planned, self.aux_loss, **more)
         if loss.requires_grad:  # a text-only step of a frozen decoder trains nothing
             loss.backward()
         rows = [len(share.patches), share.samples.size]

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,10 +12,11 @@ from model.config import Config
 from model.data import ModelInputs
 from model.loss import Loss, token_loss
 from model.modules.adapters import Embedding, Head, Node, TextBlock, VisionTower, recomputed
-from model.moe import Load, load_balance, refuse_widths
+from model.moe import GROUPED_BYTES, Load, load_balance, refuse_widths, total_load
 from model.rope import text_rope
 from model.text import add_visual, labelled_rows, place_visual, rms_norm
 from vlshard import Boundaries
+from vlshard.storage import Parts
 
 
 class Qwen3VLMoe(nn.Module):
@@ -50,20 +50,23 @@ class Qwen3VLMoe(nn.Module):
         at: Boundaries,
         aux_loss: bool = False,
         loss: Loss | None = None,
+        *,
+        micro_batches: int = 1,
+        balances: list[Tensor] | None = None,
     ) -> Float[Tensor, ""]:
         """Loss term of this rank: its labelled rows' cross entropies over the number of labels.
 
         Args:
           inputs: what this rank holds of the micro-batch.
           at: where tensors travel.
-          aux_loss: add the experts' load balance times ``router_aux_loss_coef``.
+          aux_loss: add the experts' load balance over all ranks' tokens of the micro-batch, times
+            ``router_aux_loss_coef``.
           loss: computes the term in place of ``token_loss``, of the same tensors. It is a sum over
             rows, divided by ``num_labels``, and must be one where there is no row.
+          micro_batches: of the step: the load balance counts for that part of it.
+          balances: takes the load balance, detached; the same on every rank.
         Returns: 0-dim fp32; the sum over ranks and micro-batches is the loss.
-        Raises: ValueError if ``aux_loss`` is asked for on several ranks: it is no sum over them.
         """
-        if aux_loss and dist.is_initialized() and dist.get_world_size() > 1:
-            raise ValueError("aux_loss is served in one process only: it is no sum over ranks")
         rows, loads = self._labelled(inputs, at)
         text, loss = inputs.text, loss or partial(token_loss, at=at)
         if self.lm_head is None:
@@ -71,7 +74,12 @@ class Qwen3VLMoe(nn.Module):
         else:
             term = self.lm_head(rows, text.targets, text.num_labels, loss)
         if aux_loss and loads:
-            term = term + self.config.text.router_aux_loss_coef * load_balance(loads)
+            total, ranks = total_load(loads, at=at)
+            balance = load_balance([total])
+            weight = self.config.text.router_aux_loss_coef / micro_batches
+            term = term + weight * balance / ranks
+            if balances is not None:
+                balances.append(balance.detach())
         return term
 
     def logits(self, inputs: ModelInputs, at: Boundaries) -> Float[Tensor, "z vocab"]:
@@ -118,15 +126,27 @@ class Qwen3VLMoe(nn.Module):
         return place_visual(embeds, merged, text.visual), levels
 
 
-def refuse_expert_widths(config: Config, dtype: torch.dtype) -> None:
+def refuse_expert_widths(config: Config, dtype: torch.dtype, parts: Parts | None = None) -> None:
     """Refuse a model whose experts the grouped matrix product cannot compute.
 
     Args:
       config: the model.
       dtype: what the experts are computed in.
-    Raises: ValueError naming the widths.
+      parts: the parameters that are cut for compute.
+    Raises: ValueError naming the widths, and what cuts them.
     """
-    text = config.text
-    if any(text.is_sparse(layer) for layer in range(text.num_hidden_layers)):
-        names = ("hidden_size", "moe_intermediate_size")
-        refuse_widths({f"text_config.{name}": getattr(text, name) for name in names}, dtype)
+    text, cut = config.text, (parts or Parts()).layouts
+    sparse = [layer for layer in range(text.num_hidden_layers) if text.is_sparse(layer)]
+    if not sparse:
+        return
+    names = ("hidden_size", "moe_intermediate_size")
+    refuse_widths({f"text_config.{name}": getattr(text, name) for name in names}, dtype)
+    down = f"model.language_model.layers.{sparse[0]}.mlp.experts.down_proj"
+    width = cut[down].local_shape(0)[-1] if down in cut else text.moe_intermediate_size
+    size = width * dtype.itemsize
+    if size % GROUPED_BYTES:
+        raise ValueError(
+            f"experts of moe_intermediate_size={text.moe_intermediate_size}, cut {cut[down].spec}, "
+            f"have {width} columns on a rank: {size} bytes in {dtype}, and the grouped matrix "
+            f"product needs multiples of {GROUPED_BYTES}"
+        )

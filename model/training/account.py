@@ -57,6 +57,7 @@ class Account:
             peak_share=rate / self._peak if self._peak else None,
             peak_mib=kept_rows(found.memory),
             data_seconds=waited,
+            aux_loss=found.aux_loss,
             lrs={pattern: factor * lr for pattern, factor in settings.lr_of},
             **{f"{part}_seconds": spent for part, spent in found.seconds.items()},
         )

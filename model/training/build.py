@@ -27,7 +27,7 @@ def build_model(settings: Settings, job: Job, device: torch.device) -> nn.Module
 def make_model(settings: Settings, job: Job, device: torch.device) -> nn.Module:
     """The model as the plan stores it, on the meta device: without values."""
     with together(*KNOWN_ERRORS, ValueError), torch.device("meta"):
-        refuse_expert_widths(job.config, DTYPES[settings.dtype])
+        refuse_expert_widths(job.config, DTYPES[settings.dtype], job.bound.parts)
         model = Qwen3VLMoe(job.config, job.bound.checkpoint)
         freeze(model, settings.freeze)
         trained = [name for name, p in model.named_parameters() if p.requires_grad]

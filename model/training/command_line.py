@@ -165,6 +165,11 @@ def _add_steps(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="join the rows of a forward without padding, split as the plan splits rows",
     )
+    add(
+        "--aux-loss",
+        action="store_true",
+        help="add the load balance of the experts, times router_aux_loss_coef of the config",
+    )
     add("--seed", type=_natural, default=0, help="of the row order and of new weights")
     add("--no-shuffle", dest="shuffle", action="store_false", help="take rows in file order")
 

@@ -80,6 +80,8 @@ class StepRecord:
       exchange_seconds: the sum of the loss over ranks, and so the wait for the slowest.
       update_seconds: norm, clipping and AdamW.
       lrs: rates of the patterns of ``--lr-of``.
+      aux_loss: load balance of the experts, the mean over micro-batches; None without
+        ``--aux-loss``. The loss holds it, times its coefficient.
     """
 
     step: int
@@ -105,3 +107,4 @@ class StepRecord:
     exchange_seconds: float = 0.0
     update_seconds: float = 0.0
     lrs: Mapping[str, float] = field(default_factory=dict)
+    aux_loss: float | None = None

@@ -29,6 +29,7 @@ class Settings:
     micro_batch: int | None = None
     reduce: str = "every"
     pack: bool = False
+    aux_loss: bool = False
     lr: float = 1e-5
     min_lr: float = 0.0
     schedule: str = "constant"

@@ -35,6 +35,8 @@ class StepResult:
       signal: number of the signal by which a rank is asked to stop, or 0.
       memory: most memory of each rank so far [MiB].
       seconds: of this rank, by part: forward, backward, exchange, update.
+      aux_loss: the experts' load balance, which the loss holds times its coefficient; the mean over
+        micro-batches. None without ``--aux-loss``.
     """
 
     loss: float
@@ -42,6 +44,7 @@ class StepResult:
     signal: int
     memory: tuple[int, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    aux_loss: float | None = None
 
 
 class Trainer:
@@ -71,6 +74,7 @@ class Trainer:
         """
         self.model, self._settings, self._device = model, settings, device
         self.steps = self.unlabelled = 0
+        self._balances: list[torch.Tensor] = []
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._trained = list(trained.values())
         self._counted = [bound.counts(name) for name in trained] if bound else None
@@ -114,7 +118,7 @@ class Trainer:
         self.optimizer.step()
         self._last = f"step {batch.step} had loss {loss:.6g} and gradient norm {norm:.6g}"
         watch.lap("update")
-        return StepResult(loss, norm, signal, memory, watch.seconds())
+        return StepResult(loss, norm, signal, memory, watch.seconds(), self._balance())
 
     def gradients(self, batch: Batch) -> float:
         """Loss of a batch; its raw gradients stand in the parameters, and no weight moves.
@@ -146,20 +150,30 @@ class Trainer:
 
     def _forward_backward(self, batch: Batch, watch: Stopwatch) -> torch.Tensor:
         """Add up gradients over micro-batches; this rank's term of the loss."""
-        total = torch.zeros((), device=self._device)
+        total, self._balances = torch.zeros((), device=self._device), list[torch.Tensor]()
         training = [i for i, part in enumerate(batch.parts) if self._trains(part)]
         for i, part in enumerate(batch.parts):
             if self._settings.reduce == "last":
                 last = bool(training) and i == training[-1]
                 cast(FSDPModule, self.model).set_requires_gradient_sync(last)
             part.at.send_ahead(self._device, DTYPES[self._settings.dtype])
-            loss = self.model(to_device(part.inputs, self._device), part.at)
+            loss = self.model(
+                to_device(part.inputs, self._device),
+                part.at,
+                self._settings.aux_loss,
+                micro_batches=len(batch.parts),
+                balances=self._balances,
+            )
             total += loss.detach()
             watch.lap("forward")
             if loss.requires_grad:
                 loss.backward()
             watch.lap("backward")
         return total
+
+    def _balance(self) -> float | None:
+        """The load balance of the last step, if there was one."""
+        return float(torch.stack(self._balances).mean()) if self._balances else None
 
     def _trains(self, part: MicroBatch) -> bool:
         """Whether a micro-batch has a backward: text does not reach what is trained in the tower.

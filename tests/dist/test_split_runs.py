@@ -13,7 +13,7 @@ from model.modules.init import initialize
 from tests.batches import batches
 from tests.dist.test_splits import HOME, PLANS, SEED, raw, write_plan
 from tests.training import Run, full
-from vlshard.plan import bound_plan, check_splits, doors, plan
+from vlshard.plan import bound_plan, doors, plan
 from vlshard.storage import parameters
 
 CUT = (2, "vision and text, both cut")
@@ -40,13 +40,6 @@ def test_weights_are_written_and_read_bit_for_bit(ranks, tmp_path):
         assert torch.equal(stored[name], initialize(name, shape, config, SEED)), name
 
 
-def by_index_saved_and_loaded(path, raw, folder):
-    """The same with a vocabulary and experts that are cut."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_splits, "UNBUILT", ())
-        return saved_and_loaded(path, raw, folder)
-
-
 @pytest.mark.parametrize("split", ["vocab@tp", "vocab@(dp tp)"])
 def test_tables_and_experts_are_written_and_read_bit_for_bit(split, ranks, tmp_path):
     key = (4, split)
@@ -56,7 +49,7 @@ def test_tables_and_experts_are_written_and_read_bit_for_bit(split, ranks, tmp_p
     PLANS[key] = ("dp=2, tp=2", splits, HOME, "b@dp.home s m", "{}")
     path, folder = write_plan(tmp_path / "split.py", key), tmp_path / "saved"
     del PLANS[key]
-    assert ranks(4).run(by_index_saved_and_loaded, path, made, str(folder)) == [[]] * 4
+    assert ranks(4).run(saved_and_loaded, path, made, str(folder)) == [[]] * 4
     config, stored = Config.from_dict(made), load_file(folder / "model.safetensors")
     assert stored.keys() == config.parameter_shapes().keys()
     for name, shape in config.parameter_shapes().items():

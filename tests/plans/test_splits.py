@@ -5,7 +5,6 @@ import pytest
 from model.config.config import Config
 from tests.tiny import tiny_raw
 from vlshard import Inside, Mesh, Plan, PlanError, fsdp, gather, layout, load_plan
-from vlshard.plan import check_splits
 from vlshard.plan.describe import describe_storage
 from vlshard.plan.split_remarks import split_remarks
 
@@ -109,16 +108,8 @@ def test_a_split_that_cannot_be_says_so(splits, message):
         ),
     ],
 )
-def test_experts_are_dealt_whole(splits, message, monkeypatch):
-    monkeypatch.setattr(check_splits, "UNBUILT", ())
+def test_experts_are_dealt_whole(splits, message):
     assert faults({"dp": 3, "tp": 3}, splits) == message
-
-
-@pytest.mark.parametrize("name", check_splits.UNBUILT)
-def test_what_is_not_computed_in_parts_yet_is_refused(name):
-    split = {"text.experts": "e@tp f", "text.vocab": "vocab@tp"}[name]
-    place = f"  plan {name}: {split}"
-    assert faults(PAIR, {name: split}) == f"{name} cannot be split yet\n{place}"
 
 
 @pytest.mark.parametrize(
@@ -225,9 +216,8 @@ def test_each_block_of_a_fused_weight_is_cut_for_itself():
     assert rows.tolist() == [*range(16, 24), *range(48, 56), *range(80, 88)]
 
 
-def bound_by_index(monkeypatch, mesh, splits, tokens="b@dp.home s m", *, tied=False, **text):
+def bound_by_index(mesh, splits, tokens="b@dp.home s m", *, tied=False, **text):
     """A plan whose splits take rows by index, bound."""
-    monkeypatch.setattr(check_splits, "UNBUILT", ())
     raw = tiny_raw(text=text, tie_word_embeddings=tied)
     layouts = {"vision.patches": "(img@dp.home s) c", "text.tokens": tokens}
     modes = {"text": gather("cp")} if "cp" in tokens else {}
@@ -241,10 +231,10 @@ def stored(bound, name) -> tuple:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_vocabulary_may_be_cut_unevenly_over_axes_of_the_tokens(tied, monkeypatch):
+def test_a_vocabulary_may_be_cut_unevenly_over_axes_of_the_tokens(tied):
     # Blocks as torch.chunk cuts 97: 25, 25, 25, 22; over two pairs of ranks of three: 49, 48.
     mesh, splits = {"dp": 2, "tp": 4}, {"text.vocab": "vocab@tp"}
-    bound = bound_by_index(monkeypatch, mesh, splits, tied=tied, vocab_size=97)
+    bound = bound_by_index(mesh, splits, tied=tied, vocab_size=97)
     cut = {n: layout.spec.text for n, layout in bound.parts.layouts.items()}
     embedding, head = "model.language_model.embed_tokens.weight", "lm_head.weight"
     assert cut == dict.fromkeys([embedding, *([] if tied else [head])], "vocab@tp m")
@@ -255,8 +245,8 @@ def test_a_vocabulary_may_be_cut_unevenly_over_axes_of_the_tokens(tied, monkeypa
     assert stored(last, embedding) == ((22, 64), 0, ("dp",), ("tp",))
 
 
-def test_a_vocabulary_may_be_cut_over_all_ranks_and_leave_one_without(monkeypatch):
-    bound = bound_by_index(monkeypatch, {"dp": 8}, {"text.vocab": "vocab@dp"}, vocab_size=97)
+def test_a_vocabulary_may_be_cut_over_all_ranks_and_leave_one_without():
+    bound = bound_by_index({"dp": 8}, {"text.vocab": "vocab@dp"}, vocab_size=97)
     assert stored(bound.seen_from(7), "lm_head.weight") == ((6, 64), 0, (), ("dp",))
     small = layout_of_parts(bound, "vocab@dp m", vocab=9, m=64)
     assert small == [2, 2, 2, 2, 1, 0, 0, 0]
@@ -267,9 +257,8 @@ def layout_of_parts(bound, text, **sizes) -> list[int]:
     return [cut.local_shape(rank)[0] for rank in range(bound.mesh.size)]
 
 
-def test_experts_are_cut_by_number_and_width_and_gate_and_up_each(monkeypatch):
+def test_experts_are_cut_by_number_and_width_and_gate_and_up_each():
     bound = bound_by_index(
-        monkeypatch,
         {"dp": 1, "cp": 2, "tp": 2},
         {"text.experts": "e@cp f@tp"},
         tokens="b@dp.home s@cp m",  # not the last cut of a dim, and in nobody's way

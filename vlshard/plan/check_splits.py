@@ -23,9 +23,6 @@ from vlshard.plan.model_config import SITES
 from vlshard.plan.place import Place
 from vlshard.plan.splits import Splits, trailing
 
-# Insides that models have and that cannot be computed in parts yet.
-UNBUILT: tuple[str, ...] = ()
-
 
 def check_splits(
     splits: Mapping[str, str], mesh: MeshShape, config: object, source: str
@@ -45,9 +42,6 @@ def check_splits(
             headline = f"unknown inside {name!r}{nearest(name, insides)}"
             note = f"insides that can be split: {', '.join(insides)}"
             yield PlanError(headline, text=text, where=place, notes=[note])
-            continue
-        if name in UNBUILT:
-            yield PlanError(f"{name} cannot be split yet", text=text, where=place)
             continue
         try:
             yield from _check_split(spec(text), name, insides[name], mesh, place)

@@ -186,6 +186,7 @@ CALLS: dict[str, Case] = {
         {"top_k": 2, "at": AT},
         [(1, floats(2, 3, 8)), (0, floats(4, 8))],
     ),
+    "total_load": (([LOAD, LOAD],), {"at": AT}, [(0, LOAD), (0, [floats(4)])]),
     "load_balance": (([LOAD, LOAD],), {}, [(0, LOAD), (0, [floats(4)])]),
     "embed_tokens": (
         (floats(9, 8), ints(2, 4)),

@@ -51,6 +51,7 @@ def test_journal_writes_one_object_a_step_at_once(tmp_path):
             "exchange_seconds": 0.0,
             "update_seconds": 0.0,
             "lrs": {},
+            "aux_loss": None,
         }
         log.add(record(2))
     assert len(path.read_text().splitlines()) == 3
