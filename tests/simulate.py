@@ -4,8 +4,8 @@
 the ranks has it (``BoundPlan.seen_from``), looks whether every send meets its receive, carries rows
 as the moves say, attends as the schedules say, and compares with what one process computes over
 all rows; then gradients of visual rows go back. Tokens enter and leave the blocks that a plan
-splits, and so do gradients. ``--drawn 200`` does so for random plans on 16 to
-1,024 ranks, ``--shipped`` for all of ``plans/``; ``make parity`` runs both.
+splits, and so do gradients; they visit experts by made-up routing. ``--drawn 200`` does so for
+random plans on 16 to 1,024 ranks, ``--shipped`` for all of ``plans/``; ``make parity`` runs both.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch
 
 from model.config.config import Config
 from tests.drawn_plans import draw_plan, draw_split_plan
+from tests.simulate_dispatch import dispatched
 from tests.tiny import tiny_raw
 from vlshard import load_plan
 from vlshard.attention import attend_runs
@@ -284,13 +285,15 @@ def simulated(plan, config, world, seed=0):
         attended(step, "text", read, lengths, True),
         handed_off(step, rows, places),
         entered_and_left(step),
+        *([dispatched(step, rows, lengths)] if step.ranks[0]._hosts else []),
     )
     return max(gap for gap, _ in parts), sum(count for _, count in parts)
 
 
 def config_of():
-    """Many heads, so that they deal to eight ranks, and a width that deals to sixteen."""
+    """Many heads, so that they deal to eight ranks, a width that deals to sixteen, and experts."""
     text = {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 48}
+    text["num_experts"] = 512
     return Config.from_dict(tiny_raw(text=text, vision={"num_heads": 8}))
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from tests.drawn_plans import draw_plan, draw_split_plan
 from tests.simulate import (
@@ -13,7 +14,9 @@ from tests.simulate import (
     text_places,
 )
 from tests.simulate import handed_off as hand_off_of
+from tests.simulate_dispatch import sent_by
 from vlshard import Mesh, Plan, gather, hybrid, load_plan, replicate, ring, ulysses
+from vlshard.comm import Hosts
 
 SPLIT = Mesh(dp=2, cp=(2, 4))
 PLANS = [
@@ -76,3 +79,26 @@ def test_a_term_that_is_not_summed_is_found():
     moves.receive[peer] = moves.receive[peer][:0]
     with pytest.raises(AssertionError):
         entered_and_left(step)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "experts", "tokens"),
+    [
+        ({"dp": 4, "tp": 2}, "e@(dp tp) f", "b@dp.home s@tp m"),
+        ({"dp": 2, "cp": 2, "tp": 4}, "e@(tp cp) f@dp", "b@dp.home s@cp m"),
+        ({"dp": 2, "cp": 4}, "e@cp f", "(smp@dp.home s)@cp m"),
+    ],
+)
+def test_tokens_visit_their_experts_once(mesh, experts, tokens):
+    layouts = {"vision.patches": "(img@dp.home s) c", "text.tokens": tokens}
+    modes = {"text": gather("tp" if "tp" in tokens else "cp")}
+    plan = Plan(Mesh(**mesh), {"**": replicate()}, layouts, modes, splits={"text.experts": experts})
+    gap, messages = simulated(plan, config_of(), plan.mesh.size)
+    assert gap < FAR and messages
+
+
+def test_rows_that_a_rank_sends_for_its_tokens_are_counted():
+    # Two ranks, four experts: token 0 needs both of the other, token 1 one, token 2 none.
+    hosts = Hosts([np.array([0, 1]), np.array([2, 3])], 4)
+    experts = torch.tensor([[2, 3], [0, 3], [1, 0]])
+    assert sent_by(hosts, experts) == (2, 3, 3, 1)

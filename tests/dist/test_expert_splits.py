@@ -111,7 +111,8 @@ def options_of(key) -> dict:
 
 def write_plan(path, key) -> str:
     mesh, splits, tokens, modes, *_ = PLANS[key]
-    fields = {"params": '{"**": fsdp(" ".join(mesh.sizes))}', "checkpoint": {}, "modes": modes}
+    fields = {"params": '{"**": fsdp(" ".join(mesh.sizes))}', "modes": modes}
+    fields |= {"checkpoint": {}, "regather": ()}
     fields |= {name: text for name, text in options_of(key).items() if name not in OF_RUNS}
     fields |= {"mesh": mesh, "splits": splits, "patches": HOME, "tokens": tokens}
     path.write_text(TEMPLATE.format(**fields))

@@ -73,10 +73,13 @@ class Hosts:
     @cached_property
     def members(self) -> IntArray:
         """The members that hold parts of each expert, [e, parts]; of none, one more than are."""
-        holders = [[k for k, own in enumerate(self.held) if e in own] for e in self._experts]
-        parts = max(map(len, holders), default=1)
-        nobody = [len(self.held)] * parts
-        return np.array([found or nobody for found in holders]).reshape(-1, parts)
+        nobody = len(self.held)
+        owned = np.zeros((nobody, self.num_experts), bool)
+        for member, own in enumerate(self.held):
+            owned[member, own] = True
+        parts = max(owned.sum(0).max(initial=0), 1)
+        holders = np.argsort(~owned, axis=0, kind="stable")[:parts].T
+        return np.where(owned.any(0)[:, None], holders, nobody)
 
     @cached_property
     def numbers(self) -> IntArray:
@@ -85,10 +88,6 @@ class Hosts:
         for member, own in enumerate(self.held):
             found[member, own] = np.arange(len(own))
         return found
-
-    @property
-    def _experts(self) -> range:
-        return range(self.num_experts)
 
     def leaving(
         self, experts: Int[Tensor, "t k"], rows: Int[Tensor, " t"], num_rows: int
