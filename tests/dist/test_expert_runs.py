@@ -1,5 +1,6 @@
 """What runs with experts over ranks keep: choices, totals, and faults that tests must see."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,8 +19,8 @@ from tests.dist.test_expert_splits import (
 )
 from tests.training import Run
 from vlshard import Mesh, Plan, fsdp
-from vlshard.comm import dispatch
-from vlshard.plan import StepBoundaries
+from vlshard.comm import RowMove, dispatch
+from vlshard.plan import Share, StepBoundaries
 
 APART, FOLDED = (2, "over ranks with rows of their own"), (4, "over all, zigzag")
 BATCH = "mixed sizes"
@@ -67,7 +68,9 @@ def test_a_recompute_neither_chooses_nor_asks_and_gives_the_same_bits(ranks, tmp
 def balanced(chosen, probs, tokens):
     """The load balance of all ranks' tokens, and the gradient of this rank's probabilities."""
     mesh = Mesh(dp=2)
-    at = StepBoundaries(None, {}, None, mesh=mesh)
+    nothing = np.empty(0, np.int64)
+    share = Share(nothing, nothing, nothing, visual=False)
+    at = StepBoundaries(share, {}, RowMove(None, None, 1, 1), mesh=mesh)
     rank = dist.get_rank()
     mine = torch.tensor(probs[rank], requires_grad=True)
     load = Load(torch.tensor(chosen[rank]), mine, torch.tensor(tokens[rank]))
