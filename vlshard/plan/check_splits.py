@@ -99,7 +99,7 @@ def _check_split(
             )
             continue
         idle = int((bound.loads(dim) == 0).sum()) * ranks // mesh.size
-        if idle and not inside.by_index:
+        if idle:
             yield PlanError(
                 f"{name.name} of {size} over {ranks} ranks leaves {idle} of them "
                 "nothing to compute",

@@ -29,8 +29,7 @@ class Inside:
         number of, such as ``{"h": "heads"}``.
       whole: inner dims that are never cut, and what each is, such as
         ``{"d": "the width of a head"}``.
-      by_index: whether rows travel into it by index, not all tokens of a group by doors. What
-        need not divide may then leave a rank without any.
+      by_index: whether rows travel into it by index, not all tokens of a group by doors.
     """
 
     site: str
