@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test parity lint bench clean
+.PHONY: setup demo test parity kill lint bench clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,9 @@ parity: setup
 	$(BIN)/python -m tests.vlshard.exhaustive
 	$(BIN)/python -m tests.vlshard.triangles --each 60
 	$(BIN)/python -m tests.vlshard.fuzz
+
+kill: setup
+	$(BIN)/python -m tests.dist.kill --moments 60 --seed 0
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
 """Train a small Qwen3-VL-MoE to read handwritten digits on two ranks, and let it read.
 
 ``python examples/demo.py`` makes the data, trains under a plan that cuts the vision tower's tokens
-and the decoder's over both ranks, exports a Hugging Face checkpoint, and asks it to read digits of
+and the decoder's over both ranks, stops half-way, goes on from the checkpoint under another plan,
+exports a Hugging Face checkpoint, and asks it to read digits of
 scans it has not seen, in a process that knows transformers only.
 """
 
@@ -65,10 +66,11 @@ def make_room(out: Path) -> None:
         shutil.rmtree(out)
 
 
-def train_command(options: argparse.Namespace, out: Path) -> list[str]:
-    """Arguments of Python that train on all ranks."""
+def train_command(options: argparse.Namespace, out: Path, *, first: bool) -> list[str]:
+    """Arguments of Python that train on all ranks: the first half of the steps, or the rest."""
+    half = {"stop-after": max(options.steps // 2, 1)} if first else {"resume": "auto"}
     settings = {
-        "plan": options.plan,
+        "plan": options.plan if first else options.then_plan,
         "model": out / "model",
         "data": out / "train.jsonl",
         "steps": options.steps,
@@ -81,6 +83,9 @@ def train_command(options: argparse.Namespace, out: Path) -> list[str]:
         "metrics": out / "metrics.jsonl",
         "plot": out / "loss.png",
         "save": out / "export",
+        "checkpoint": out / "checkpoints",
+        "keep": 1,
+        **half,
     }
     arguments = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
     return ["-m", "model.training", "--ranks", str(RANKS), *arguments]
@@ -132,7 +137,9 @@ def report(console: Console, options: argparse.Namespace, out: Path) -> None:
     last = records[-LAST_STEPS:]
     mean = sum(record["loss"] for record in last) / len(last)
     console.rule("result")
-    console.print(f"ranks: {len(records[0]['vision_rows'])}    plan: {options.plan}")
+    console.print(
+        f"ranks: {len(records[0]['vision_rows'])}    plan: {options.plan}, then {options.then_plan}"
+    )
     console.print(rows_table(records))
     first, final = records[0]["loss"], records[-1]["loss"]
     console.print(
@@ -151,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the data, the weights, the order")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--plan", default="plans/vision_cp_ulysses.py", help="file or module")
+    other = "plans/vision_dp1.py"
+    parser.add_argument("--then-plan", default=other, help="of the second half of the steps")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder, made anew")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
@@ -162,10 +171,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.rule("data")
         seed = ["--seed", str(options.seed), "--train-rows", rows]
         run_stage("make the data", ["examples/digits.py", "--out", str(out), *seed])
-        console.rule("training")
-        if (ROOT / options.plan).is_file():
-            console.print(Syntax((ROOT / options.plan).read_text(encoding="utf-8"), "python"))
-        run_stage("train", train_command(options, out))
+        for first, plan in ((True, options.plan), (False, options.then_plan)):
+            console.rule("training" if first else "going on under another plan")
+            if (ROOT / plan).is_file():
+                console.print(Syntax((ROOT / plan).read_text(encoding="utf-8"), "python"))
+            name = "train the first half" if first else "train the second half"
+            run_stage(name, train_command(options, out, first=first))
         console.rule("reading")
         run_stage("read", read_command(out))
     except StageError as error:

@@ -1,7 +1,7 @@
 """Hugging Face folders: loaded into parameters whole or sharded, and written from them."""
 
 import shutil
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -70,6 +70,14 @@ def load_checkpoint(
     return checkpoint
 
 
+def read_parameter(checkpoint: Checkpoint, name: str) -> Tensor:
+    """The whole of a parameter of a folder, in the model's layout."""
+    entry = checkpoint.entries[name]
+    with safe_open(checkpoint.folder / entry.file, framework="pt") as opened:
+        found = opened.get_tensor(name)
+    return found.transpose(1, 2) if entry.swapped else found
+
+
 def save_checkpoint(
     target: Target,
     folder: str | Path,
@@ -81,6 +89,7 @@ def save_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     extra: Mapping[str, str] | None = None,
     parts: Parts | None = None,
+    read: Callable[[str], Tensor] | None = None,
     group: Group = None,
 ) -> None:
     """Write a Hugging Face folder that transformers loads.
@@ -102,6 +111,7 @@ def save_checkpoint(
       shard_bytes: largest size of a file where there is no source to follow.
       extra: text of further files of the folder, by name.
       parts: the parameters of which this rank computes with a part.
+      read: gives the whole of a parameter by its name, where the target's have no values.
       group: ranks that take part, on a backend with CPU tensors; None is all of them.
     Raises: CheckpointError on every rank if the target may not be replaced, if the source does not
       fit the config, if a value is not finite in the dtype that it gets, or if writing failed;
@@ -124,7 +134,8 @@ def save_checkpoint(
                 for name, text in (extra or {}).items():
                     (work / name).write_text(text, encoding="utf-8")
         order = [list(piece.dtypes) for piece in recipe.pieces] if recipe else None
-        failure = _write_pieces(tensors, parts, agree(order, group)[0], recipe, work)
+        whole = read or (lambda name: _whole(name, tensors[name], parts))
+        failure = _write_pieces(whole, agree(order, group)[0], recipe, work, group)
         with _agreed(final, group):
             if failure is not None:
                 raise failure
@@ -149,13 +160,15 @@ def _agreed(final: Path, group: Group) -> Generator[None]:
 
 
 def _write_pieces(
-    tensors: Mapping[str, Tensor],
-    parts: Parts,
+    whole_of: Callable[[str], Tensor],
     order: list[list[str]],
     recipe: Recipe | None,
     work: Path | None,
+    group: Group,
 ) -> Exception | None:
     """Gather all tensors on all ranks; write them where there is a recipe.
+
+    Ranks that gather do not wait for one that writes; they wait in the group, for longer.
 
     A failure to write is given back, not raised, so that this rank goes on gathering with the
     others.
@@ -164,7 +177,7 @@ def _write_pieces(
     for number, names in enumerate(order):
         written: dict[str, Tensor] = {}
         for name in names:
-            whole = _whole(name, tensors[name], parts)
+            whole = whole_of(name)
             if recipe is not None and failure is None:
                 dtype = recipe.pieces[number].dtypes[name]
                 written[name] = _as_stored(whole, dtype, name in recipe.swapped)
@@ -178,6 +191,7 @@ def _write_pieces(
                 (work / piece.file).chmod((work / CONFIG_FILE).stat().st_mode & 0o777)
             except (OSError, SafetensorError) as error:
                 failure = error
+        agree(None, group)
     return failure
 
 

@@ -29,6 +29,8 @@ class ImageInRowError(ValueError):
 
 DATA_ERRORS = (RowError, ImageError, ImageInRowError, SampleError, ShardError, OSError)
 DECODERS = 2
+# A row that cannot be used, where such rows are skipped: it keeps its place and has no tokens.
+NOTHING = Sample(np.empty(0, np.int64), np.empty(0, np.int64))
 POLL_SECONDS = 0.1
 
 Source = tuple[Sample, Sequence[Path]]
@@ -164,6 +166,13 @@ class Batch:
     text_rows: tuple[int, ...]
 
     @property
+    def skipped(self) -> tuple[int, ...]:
+        """Rows that could not be used, and so have no tokens."""
+        tables = [part.header.table for part in self.parts]
+        rows = [table.numbers[table.tokens == 0, 0].tolist() for table in tables]
+        return tuple(row for part in rows for row in part)
+
+    @property
     def headers(self) -> tuple[StepHeader, ...]:
         """Headers of the micro-batches."""
         return tuple(part.header for part in self.parts)
@@ -187,6 +196,8 @@ class Batch:
 class Loader:
     """Iterates over batches; a context manager that ends its thread.
 
+    ``faults`` are those of the rows that this rank has skipped, by row.
+
     Each step the thread reads the rows of its data-parallel rank, tells the others what is in
     them, and decodes the images that the plan gives this rank rows of. What goes wrong on any
     rank is raised on all of them at the step to which it belongs, with one text.
@@ -200,6 +211,8 @@ class Loader:
         config: Config,
         bound: BoundPlan,
         group: Group = None,
+        *,
+        skip_bad: bool = False,
     ) -> None:
         """Start reading.
 
@@ -210,7 +223,11 @@ class Loader:
           config: of the model.
           bound: the plan, bound to the model and this world.
           group: a gloo group of all ranks that nothing else uses; None without other ranks.
+          skip_bad: whether a row that cannot be used is read as one without tokens; then images
+            are decoded where their row is read, too, to know.
         """
+        self.faults: dict[int, str] = {}
+        self._skip_bad = skip_bad
         self._reading, self._rows, self._images = reading, rows, images
         self._config, self._bound, self._group = config, bound, group
         self._queue: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=1)
@@ -299,9 +316,15 @@ class Loader:
         """Read one row into ``sources``; a bad row is told by the error in its facts."""
         try:
             sources[row] = self._rows.row(row)
-            return sample_facts(sources[row][0], row, self._config)
+            if self._skip_bad:
+                self._decode([(row, path) for path in sources[row][1]])
+            facts = sample_facts(sources[row][0], row, self._config)
         except DATA_ERRORS as error:
-            return SampleFacts(row=row, tokens=0, labelled=0, error=str(error))
+            facts = SampleFacts(row=row, tokens=0, labelled=0, error=str(error))
+        if facts.error is None or not self._skip_bad:
+            return facts
+        self.faults[row], sources[row] = facts.error, (NOTHING, ())
+        return SampleFacts(row=row, tokens=0, labelled=0, content=content_of(NOTHING))
 
     def _build(
         self, header: StepHeader, ids: Sequence[int], sources: Mapping[int, Source]
@@ -323,6 +346,8 @@ class Loader:
 
     def _read_again(self, row: int, content: int) -> Source:
         """A row that another rank has read, with what it has found in it."""
+        if content == content_of(NOTHING):
+            return NOTHING, ()
         source = self._rows.row(row)
         if content_of(source[0]) != content:
             told = f"row {row} reads differently here than on the rank whose row it is"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from model.training.saved_run import SavedRun
 from model.training.trainer import MOST_NAMED, Trainer
 from vlshard import BoundPlan
 from vlshard.comm import AgreedError, Group, agree
-from vlshard.storage import Key, held_entries, load_tensors, local_part
+from vlshard.storage import Held, Key, held_entries, load_tensors, local_part
 
 
 class Checkpoints:
@@ -44,6 +45,10 @@ class Checkpoints:
         frozen = {n for n, p in trainer.model.named_parameters() if not p.requires_grad}
         self._without = sorted(frozen & of_model)
         self.last, self.best = job.reading.done, None
+        if dist.get_rank() == 0:
+            self._remove_old(self.last)  # a run may have been killed before it has
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._behind: Future[None] | None = None
 
     def due(self, step: int) -> bool:
         """Whether the settings ask for a checkpoint after a step."""
@@ -56,11 +61,13 @@ class Checkpoints:
         Args:
           anyway: write it whether it is time to or not.
         Returns: whether it was written; one that is there is not written again.
-        Raises: AgreedError on every rank if a value is not finite, or if it cannot be written.
+        Raises: AgreedError on every rank if a value is not finite, or if it cannot be written, or
+          the one that was written in the background could not be.
         """
         step = self._trainer.steps
         if step == self.last or not (anyway or self.due(step)):
             return False
+        self.finish()
         start, group = time.monotonic(), self._job.patient
         tensors = saved_tensors_of(self._trainer.model, self._trainer.optimizer, self._without)
         refuse_not_finite(tensors, step, group)
@@ -68,18 +75,41 @@ class Checkpoints:
             **self._record,
             "position": self._job.reading.state(step),
             "unlabelled": self._trainer.unlabelled,
-            "counts": step_counts(self._trainer.model, self._trainer.optimizer),
+            "counts": step_counts(self._trainer.model, self._trainer.optimizer, group),
             "of_model": self._without,
         }
-        bound, keep = self._job.bound, self._job.settings.keep
-        held = held_entries(tensors, bound.parts, bound.fused)
-        written = write_step(self._folder, step, held, run, group)
+        bound = self._job.bound
+        behind = self._job.settings.checkpoint_async and not anyway
+        held = held_entries(tensors, bound.parts, bound.fused, copies=behind)
         self.last = step
+        if behind:
+            self._behind = self._pool.submit(self._write, step, held, run, start)
+        else:
+            self._write(step, held, run, start)
+        return True
+
+    def finish(self) -> None:
+        """Wait for what is written in the background.
+
+        Raises: AgreedError on every rank if it could not be written.
+        """
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            behind.result()
+
+    def _write(
+        self, step: int, held: Mapping[str, list[Held]], run: Mapping[str, Any], start: float
+    ) -> None:
+        """Write what was held after a step, and remove old ones; no two at a time."""
+        written = write_step(self._folder, step, held, run, self._job.patient)
         if dist.get_rank() == 0:
             say(f"checkpoint written to {written} in {time.monotonic() - start:.1f} s")
-            if keep:
-                remove_steps(self._folder, step, keep, self.best)
-        return True
+            self._remove_old(step)
+
+    def _remove_old(self, step: int) -> None:
+        """Leave as many checkpoints up to a step as are kept."""
+        if keep := self._job.settings.keep:
+            remove_steps(self._folder, step, keep, self.best)
 
 
 def restore(trainer: Trainer, bound: BoundPlan, saved: SavedRun, group: Group) -> None:

@@ -128,6 +128,8 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     add("--plan", required=True, help="plan file or module, such as plans/baseline_dp.py")
     add("--model", required=True, type=Path, help="Hugging Face folder; weights may be absent")
     add("--data", required=True, type=Path, help="JSONL file of chat or pre-tokenised rows")
+    add("--check-data", action="store_true", help="read every row and image first; list all faults")
+    add("--skip-bad", action="store_true", help="a row that cannot be used has no tokens")
     add("--eval", type=Path, metavar="FILE", help="rows to evaluate on, after the last step")
     add("--eval-every", type=_count, metavar="STEPS", help="evaluate after so many steps, too")
     add(
@@ -210,6 +212,7 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--checkpoint", type=Path, metavar="DIR", help="write checkpoints here, where a run stops")
     add("--checkpoint-every", type=_count, metavar="STEPS", help="and after so many steps")
+    add("--checkpoint-async", action="store_true", help="from a copy, while training goes on")
     add("--keep", type=_count, metavar="N", help="how many checkpoints stay; default all")
     add(
         "--resume",

@@ -26,7 +26,7 @@ def export(settings: Settings, job: Job, model: nn.Module, steps: int) -> None:
     extra = {RECORD_FILE: training_record(settings, steps)}
     if settings.measure_cost:
         extra[COST_FILE] = cost_text(job.bound.cost)
-    with together(*KNOWN_ERRORS):
+    with together(*KNOWN_ERRORS, group=job.patient):
         save_checkpoint(
             model,
             settings.save,
@@ -35,6 +35,7 @@ def export(settings: Settings, job: Job, model: nn.Module, steps: int) -> None:
             expert_layout=settings.expert_layout,
             extra=extra,
             parts=job.bound.parts,
+            group=job.patient,
         )
 
 

@@ -8,20 +8,18 @@ differs between these blocks alone, and an image that differs without its size.
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from model.checkpoint import has_weights
+from model.checkpoint import weights_facts
 from model.config import Config
 from model.data import DATA_ERRORS, RowFile
 from model.data.sample import content_of
 from model.training.settings import Settings
 from vlshard.comm import fingerprint, refuse_differences, together
 
-BLOCKS, BLOCK = 64, 4096  # of a file of weights
 SAMPLED = 4  # rows that are read
 # What they hold is compared, or they are rank 0's own.
 PATHS = (
@@ -65,31 +63,6 @@ def compare_inputs(settings: Settings, config: Config, data: Mapping[str, RowFil
             spread = _spread(len(rows))
             told |= {f"{kind}row {index} as tokens": _content(rows, index) for index in spread}
     refuse_differences(told)
-
-
-def weights_facts(folder: Path) -> dict[str, object]:
-    """Size and checksum of each file of weights, by name.
-
-    Args:
-      folder: of the model.
-    """
-    if not has_weights(folder):
-        return {"weights": "none, so new ones are made"}
-    files = sorted(path for path in folder.glob("*.safetensors*") if path.is_file())
-    return {"weights": "loaded", **{path.name: file_facts(path) for path in files}}
-
-
-def file_facts(path: Path) -> str:
-    """Size of a file, and a checksum of its size, its header and blocks spread evenly over it."""
-    found, size = blake2b(digest_size=8), path.stat().st_size
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-        file.seek(0)
-        found.update(size.to_bytes(8, "little") + file.read(8 + min(header, size)))
-        for place in np.linspace(0, max(size - BLOCK, 0), BLOCKS).astype(np.int64).tolist():
-            file.seek(place)
-            found.update(file.read(BLOCK))
-    return f"{size} bytes, checksum {found.hexdigest()}"
 
 
 def flat(tree: Mapping[str, Any], lead: str = "") -> dict[str, object]:

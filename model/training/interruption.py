@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Protocol
 
@@ -32,12 +33,21 @@ class Others(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Looks after the other ranks while this one waits long for them."""
+
+    def watching(self, what: str) -> AbstractContextManager[None]:
+        """Do so in a block in which something is done."""
+        ...
+
+
 class Interruption:
     """The first signal, noted; a second one ends the process and tells the other ranks."""
 
     def __init__(self) -> None:
         self.signal = 0
         self.others: Others | None = None
+        self.watch: Watch | None = None
         self._first = 0.0
 
     def install(self) -> None:
@@ -60,6 +70,14 @@ class Interruption:
                 warn(f"{name}: stopping after this step; a second one ends at once, saving nothing")
         elif number != self.signal or now - self._first > ECHO_SECONDS:
             self._end()
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """A block in which this rank may wait long for others; one that has gone ends it.
+
+        Args:
+          what: was done in it, for the message.
+        """
+        return self.watch.watching(what) if self.watch else nullcontext()
 
     def ended_by_others(self) -> int | None:
         """The status to end with, if another rank was ended by its second signal."""

@@ -10,13 +10,17 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from model.training.heartbeat import Heartbeat
 from model.training.interruption import Interruption
-from model.training.report import silence, tell, tell_launcher
+from model.training.report import silence, tell, tell_launcher, warn
 from vlshard.comm import AgreedError
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
-TIMEOUT = datetime.timedelta(minutes=10)
+START = datetime.timedelta(minutes=10)
+TIMEOUT_SECONDS = 600.0
 ENDED = "vlshard/ended"
+# What gloo says where the other end of a message has gone, and where it waited too long for it.
+LOST = ("onnection closed by", "onnection reset by", "roken pipe", "imed out waiting", "Read error")
 
 
 class StoredEnd:
@@ -34,26 +38,30 @@ class StoredEnd:
         return int(self._store.get(ENDED)) if self._store.check([ENDED]) else None
 
 
-def join_ranks(device: str | None = None, interruption: Interruption | None = None) -> torch.device:
+def join_ranks(
+    device: str | None = None,
+    interruption: Interruption | None = None,
+    timeout: float = TIMEOUT_SECONDS,
+) -> torch.device:
     """Join the process group that torchrun describes, or make one of this process alone.
 
     Args:
       device: ``cpu``, ``cuda`` or ``npu``; None is cuda where there is any, else cpu.
       interruption: of this process; it gets to know the other ranks.
+      timeout: the longest that a rank waits for others in a step [s].
     Returns: the device of this rank.
     Raises: AgreedError if there is no such device here.
     """
     kind = device or _default_device()
-    place = _place(kind)
+    place, limit = _place(kind), datetime.timedelta(seconds=timeout)
     if "RANK" in os.environ:
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=START)))
         if interruption is not None:
             interruption.others = StoredEnd(store.clone())
+            interruption.watch = Heartbeat(store.clone(), rank, size)
     else:
         store, rank, size = dist.HashStore(), 0, 1
-    dist.init_process_group(
-        BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=TIMEOUT
-    )
+    dist.init_process_group(BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=limit)
     return place
 
 
@@ -81,9 +89,7 @@ def run(
     except BaseException as error:
         status = (interruption.ended_by_others() if interruption else None) or 1
         if status == 1:
-            text = f"rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}"
-            tell_launcher(text, status)
-            traceback.print_exc()
+            tell_surprise(error, speak=speak)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -92,6 +98,26 @@ def run(
     if not status:
         dist.destroy_process_group()
     os._exit(status)
+
+
+def tell_surprise(error: BaseException, *, speak: bool = True) -> None:
+    """Tell an error that this rank alone has: that another one has gone, or where it came up."""
+    lost = lost_rank(error)
+    text = lost or f"{type(error).__name__}: {error}"
+    text = f"rank {os.environ.get('RANK', 0)}: {text}"
+    tell_launcher(text, 1)
+    if lost is None:
+        traceback.print_exc()
+    elif speak:
+        warn(f"error: {text}")
+
+
+def lost_rank(error: BaseException) -> str | None:
+    """What to say of a message that failed because the rank at its other end has gone, or None."""
+    if not isinstance(error, RuntimeError) or not any(mark in str(error) for mark in LOST):
+        return None
+    reason = str(error).strip().splitlines()[0]
+    return f"another rank has gone, or hangs ({reason}); --resume goes on from a checkpoint"
 
 
 def _default_device() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import nn
 
-from vlshard.comm import AgreedError, agree
+from vlshard.comm import AgreedError, Group, agree
 from vlshard.storage import Key, Tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -33,15 +33,18 @@ def saved_tensors_of(
     return found
 
 
-def step_counts(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, int]:
+def step_counts(
+    model: nn.Module, optimizer: torch.optim.AdamW, group: Group = None
+) -> dict[str, int]:
     """How many steps the optimizer has done with each parameter that it has moments of.
 
-    A collective. Raises: AgreedError on every rank that names parameters of which ranks differ.
+    A collective of the group. Raises: AgreedError on every rank that names parameters of which
+    ranks differ.
     """
     named = model.named_parameters()
     states = {name: optimizer.state.get(parameter) for name, parameter in named}
     mine = {name: int(state["step"]) for name, state in states.items() if state}
-    told = agree(mine)
+    told = agree(mine, group)
     names = {name for counts in told for name in counts}
     odd = sorted(name for name in names if len({counts.get(name) for counts in told}) > 1)
     if odd:

@@ -59,6 +59,7 @@ def train_here(settings: Settings, interruption: Interruption, *, speak: bool = 
     from model.training.train import train
 
     def of_rank() -> int:
-        return train(settings, join_ranks(settings.device, interruption), interruption)
+        device = join_ranks(settings.device, interruption, settings.timeout)
+        return train(settings, device, interruption)
 
     run(of_rank, interruption, speak=speak)

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from model.checkpoint import weights_facts
 from model.config import Config
 from model.data import RowFile
-from model.training.fingerprints import flat, weights_facts
+from model.training.fingerprints import flat
 from model.training.settings import Settings
 from vlshard.language import ShardError
 

@@ -59,9 +59,12 @@ class Settings:
     dry_run: bool = False
     ranks: int | None = None
     shutdown_timeout: float = 300.0
+    check_data: bool = False
+    skip_bad: bool = False
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
     keep: int | None = None
+    checkpoint_async: bool = False
     resume: Path | None = None
     resume_anyway: bool = False
     stop_after: int | None = None
@@ -79,10 +82,9 @@ class Settings:
         if self.min_lr and self.schedule == "constant":
             text = f"--min-lr {self.min_lr:g} is never reached by --schedule constant"
             raise SettingsError(f"{text}: leave it out, or take --schedule cosine")
-        for name in ("checkpoint_every", "keep", "stop_after"):
+        for name in ("checkpoint_every", "keep", "checkpoint_async", "stop_after"):
             if getattr(self, name) and not self.checkpoint:
-                option = f"--{name.replace('_', '-')} {getattr(self, name)}"
-                raise SettingsError(f"{option} needs --checkpoint: where to?")
+                raise SettingsError(f"--{name.replace('_', '-')} needs --checkpoint: where to?")
         if str(self.resume) == AUTO and not self.checkpoint:
             raise SettingsError("--resume auto needs --checkpoint: it looks there")
         if self.resume_anyway and self.resume is None:

@@ -1,9 +1,10 @@
 """A whole training run: from settings to an exported model."""
 
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import prod
 from secrets import token_hex
 from signal import Signals
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from model.checkpoint import has_weights
-from model.data import Loader
+from model.data import Batch, Loader
 from model.training.account import Account
 from model.training.build import fill_model, make_model
+from model.training.check_data import BAD_DATA, check_data
 from model.training.checkpoints import Checkpoints, restore
 from model.training.evaluation import Evaluator
 from model.training.export import export
@@ -28,7 +30,7 @@ from model.training.report import say, tell_launcher
 from model.training.saved_run import run_record
 from model.training.settings import Settings
 from model.training.trainer import Trainer
-from vlshard.comm import agree
+from vlshard.comm import AgreedError, agree
 from vlshard.plan import plan_text
 
 
@@ -49,15 +51,19 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
     settings = job.settings
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)
+    if settings.check_data and check_data(job) and not settings.skip_bad:
+        return BAD_DATA
     model = make_model(settings, job, device)
     run = job.saved.id if job.saved else agree(token_hex(4))[0]
     tell("\n".join(first_lines(settings, job, model, run)))
     if settings.dry_run:
         return plan_step(job)
-    fill_model(settings, job, model, device)
+    with interruption.waiting("weights were read"):
+        fill_model(settings, job, model, device)
     trainer = Trainer(settings, model, device, job.bound)
     if job.saved:
-        restore(trainer, job.bound, job.saved, job.patient)
+        with interruption.waiting("a checkpoint was read"):
+            restore(trainer, job.bound, job.saved, job.patient)
     checkpoints = checkpoints_of(job, trainer, run) if settings.checkpoint else None
     if signal := agreed_signal(interruption):
         return tell_stop(settings, signal, 0)
@@ -67,12 +73,16 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
         signal = train_steps(settings, job, trainer, interruption, log, evaluator, checkpoints)
         if log:
             log.close_display()
+        if checkpoints:
+            with interruption.waiting("a checkpoint was written"):
+                checkpoints.finish()
         trainer.check_weights()
         if trainer.unlabelled:
             tell(f"{trainer.unlabelled} of {trainer.steps} steps had no label and moved no weight")
         exports = settings.save and not (checkpoints and trainer.steps < settings.steps)
         if exports:
-            export(settings, job, trainer.model, trainer.steps)
+            with interruption.waiting("the model was exported"):
+                export(settings, job, trainer.model, trainer.steps)
     tell_end(settings, log, evaluator, trainer.steps)
     if evaluator:
         evaluator.close()
@@ -107,11 +117,12 @@ def train_steps(
     """
     if settings.stop_after and trainer.steps >= settings.stop_after:
         return 0
-    group = dist.new_group(backend="gloo")
-    loader = Loader(job.reading, job.rows, job.images, job.config, job.bound, group)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
+    skip = settings.skip_bad
+    loader = Loader(job.reading, job.rows, job.images, job.config, job.bound, group, skip_bad=skip)
     with Profiler(settings.profile, settings.profile_dir) as profiler, loader as batches:
         account, start = Account(job, trainer), time.perf_counter()
-        for batch in batches:
+        for batch in kept_batches(batches, checkpoints):
             came = time.perf_counter()
             if settings.show_deal and batch.step == 1:
                 tell("\n".join(map(job.bound.describe_deal, batch.headers)))
@@ -125,13 +136,37 @@ def train_steps(
                 log.add(account.record(batch, found, now - start, came - start))
             signal = found.signal or evaluated(batch.step, evaluator, interruption, log)
             stopped = bool(signal) or batch.step == settings.stop_after
-            saved = checkpoints is not None and checkpoints.save(anyway=stopped)
+            with interruption.waiting("a checkpoint was written"):
+                saved = checkpoints is not None and checkpoints.save(anyway=stopped)
             if stopped:
+                tell_skipped(loader)
                 return signal
             paused = saved or (evaluator is not None and evaluator.due(batch.step))
             start = time.perf_counter() if paused else now
     dist.destroy_process_group(group)
+    tell_skipped(loader)
     return 0
+
+
+def kept_batches(batches: Iterable[Batch], checkpoints: Checkpoints | None) -> Iterator[Batch]:
+    """The batches; where one cannot be read, a checkpoint of the step before is written first."""
+    try:
+        for batch in batches:
+            if batch.skipped:
+                tell(f"step {batch.step}: {len(batch.skipped)} rows cannot be used and are skipped")
+            yield batch
+    except AgreedError as error:
+        if checkpoints is None or not checkpoints.save(anyway=True):
+            raise
+        note = f"a checkpoint of step {checkpoints.last} is written: --resume auto goes on from it"
+        raise AgreedError(str(error), notes=[note]) from error
+
+
+def tell_skipped(loader: Loader) -> None:
+    """List on rank 0 the rows that were skipped; every rank calls it."""
+    told = {(row, text) for found in agree([*loader.faults.items()]) for row, text in found}
+    for _, text in sorted(told):
+        tell(f"skipped: {text}")
 
 
 def evaluated(

@@ -109,6 +109,30 @@ class Ranks:
             pass  # that rank is gone; collecting says so
         return self._collect(timeout, f"{function.__name__} on {self.world} ranks")
 
+    def outcomes(self, function: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+        """Call a function that some ranks may die of; all are gone afterwards.
+
+        Args:
+          function: as for ``run``; it raises nothing.
+          args: its arguments.
+          timeout: seconds until the ranks are killed (starting them does not count).
+        Returns: what each rank returned; None of one that died or was busy at the limit.
+        """
+        if not self._pids:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send_bytes(pickle.dumps((function, args)))
+        found: dict[int, Any] = {}
+        missing, deadline = set(range(self.world)), time.monotonic() + timeout
+        while missing and (left := deadline - time.monotonic()) > 0:
+            for pipe in wait([self._pipes[rank] for rank in sorted(missing)], left):
+                rank = self._pipes.index(pipe)
+                missing.remove(rank)
+                with contextlib.suppress(EOFError, OSError):
+                    found[rank] = pickle.loads(pipe.recv_bytes())[1]
+        self._end()
+        return [found.get(rank) for rank in range(self.world)]
+
     def close(self) -> None:
         """Stop the ranks."""
         self._end()

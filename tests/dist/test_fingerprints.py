@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from model.config import load_config
 from model.data.sample import IGNORED
-from model.training.fingerprints import file_facts
+from model.checkpoint.facts import file_facts
 from model.training.job import prepare
 from model.training.settings import Settings
 from tests.hf_oracle import hf_model

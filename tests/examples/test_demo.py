@@ -52,9 +52,9 @@ def test_report_shows_rows_losses_scores_and_paths(tmp_path):
     (tmp_path / "reading.json").write_text(json.dumps(reading))
     text = StringIO()
     console = Console(file=text, soft_wrap=True, width=100)
-    report(console, argparse.Namespace(plan="plans/p.py"), tmp_path)
+    report(console, argparse.Namespace(plan="plans/p.py", then_plan="plans/q.py"), tmp_path)
     for part in (
-        "ranks: 2    plan: plans/p.py",
+        "ranks: 2    plan: plans/p.py, then plans/q.py",
         "loss: 6.5000 at the start, 0.2500 at the end",
         "93.8%",
         "98.1%",

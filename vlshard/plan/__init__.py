@@ -18,7 +18,7 @@ from vlshard.plan.check_attention import idle_axes
 from vlshard.plan.describe import describe_storage, padding_remarks
 from vlshard.plan.facts import FactTable, Grid, LabelRun, SampleFacts
 from vlshard.plan.header import Share, StepHeader, deal_rows, make_headers
-from vlshard.plan.inside import HasInsides, Inside
+from vlshard.plan.inside import HasInsides, Inside, fused_parameters
 from vlshard.plan.model_config import ModelConfig
 from vlshard.plan.plan import Plan, load_plan
 from vlshard.plan.plan_file import plan_text
@@ -50,6 +50,7 @@ __all__ = [
     "advise_patches",
     "deal_rows",
     "describe_storage",
+    "fused_parameters",
     "idle_axes",
     "load_plan",
     "local_boundaries",

@@ -21,6 +21,7 @@ from vlshard.storage.rectangles import stored_block, stored_rectangles
 from vlshard.storage.saved import (
     FileFacts,
     SavedError,
+    SavedFolder,
     file_faults,
     load_tensors,
     save_tensors,
@@ -36,6 +37,7 @@ __all__ = [
     "Key",
     "Parts",
     "SavedError",
+    "SavedFolder",
     "Storage",
     "StoredParameter",
     "Tensors",

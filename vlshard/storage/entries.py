@@ -106,13 +106,13 @@ def held_entries(
       tensors: plain tensors or DTensors: wholes, or the parts that this rank computes with.
       parts: the parameters that are cut for compute.
       fused: the parameters with a dim that is written out.
-      copies: whether to copy values, so that they stay as they are now.
+      copies: whether to copy values to the host, so that they stay as they are now.
     Returns: by name of the entry; an entry of which this rank stores nothing is not there.
     """
     found: dict[str, list[Held]] = {}
     for key, tensor in tensors.items():
         local = local_part(tensor).detach()
-        local = local.clone() if copies else local
+        local = local.to("cpu", copy=True) if copies else local
         shape = parts.whole_shape(key.name, tuple(tensor.shape))
         blocks = entry_blocks(shape, fused.get(key.name))
         for here, there in stored_rectangles(key.name, tensor, parts):

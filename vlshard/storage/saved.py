@@ -54,6 +54,7 @@ from vlshard.storage.entries import (
     Held,
     Key,
     Tensors,
+    entry_blocks,
     held_entries,
     whole_entries,
 )
@@ -139,6 +140,45 @@ def saved_tensors(folder: str | PathLike[str]) -> dict[Key, tuple[torch.dtype, i
         _, count = found.get(Key.of(entry), (None, 0))
         found[Key.of(entry)] = stored.properties.dtype, count + prod(stored.size)
     return found
+
+
+class SavedFolder:
+    """Tensors of a folder, read whole and one at a time by one process."""
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        """Read the headers of all files.
+
+        Raises: SavedError if one cannot be read.
+        """
+        self._metadata = _Reader(str(folder)).read_metadata()
+
+    def read(self, key: Key, shape: tuple[int, ...], fused: FusedDims) -> Tensor:
+        """One tensor.
+
+        Args:
+          key: which.
+          shape: of the whole.
+          fused: the parameters with a dim that is written out.
+        Raises: SavedError if the folder has it not, or not all of it.
+        """
+        from safetensors import safe_open
+
+        entries = _tensors(self._metadata)
+        whole: Tensor | None = None
+        for number, block in enumerate(entry_blocks(shape, fused.get(key.name))):
+            entry = key.entry(number)
+            if entry not in entries:
+                raise SavedError(f"missing: {key.name}{key.kind}")
+            if whole is None:
+                whole = torch.empty(shape, dtype=entries[entry].properties.dtype)
+            for chunk in entries[entry].chunks:
+                at = self._metadata.storage_data[MetadataIndex(entry, chunk.offsets)]
+                opened: Any = safe_open(at.relative_path, framework="pt")
+                with opened as file:
+                    ends = zip(chunk.offsets, chunk.sizes, strict=True)
+                    part = tuple(slice(start, start + size) for start, size in ends)
+                    whole[block][part] = file.get_tensor(entry)
+        return torch.empty(shape) if whole is None else whole
 
 
 def file_faults(
