@@ -78,8 +78,9 @@ class Hosts:
         for member, own in enumerate(self.held):
             owned[member, own] = True
         parts = max(owned.sum(0).max(initial=0), 1)
-        holders = np.argsort(~owned, axis=0, kind="stable")[:parts].T
-        return np.where(owned.any(0)[:, None], holders, nobody)
+        holders = np.argsort(~owned, axis=0, kind="stable")[:parts].T.copy()
+        holders[owned.sum(0) == 0] = nobody
+        return holders
 
     @cached_property
     def numbers(self) -> IntArray:
