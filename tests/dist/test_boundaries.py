@@ -90,6 +90,18 @@ class Spy:
     def argmax(self, *args):
         return self.inner.argmax(*args)
 
+    def visits(self, *args):
+        return self.inner.visits(*args)
+
+    def dispatch(self, *args):
+        return self.inner.dispatch(*args)
+
+    def combine(self, *args):
+        return self.inner.combine(*args)
+
+    def total(self, *args):
+        return self.inner.total(*args)
+
     def expect(self, what, found, wanted):
         if not np.array_equal(np.asarray(found), np.asarray(wanted)):
             self.faults.append(f"{what}: {np.asarray(found)}, not {np.asarray(wanted)}")

@@ -26,7 +26,7 @@ def bits(x: torch.Tensor) -> str:
 def told(path, raw, dtype) -> dict[str, list[str]]:
     """Bits of each norm's output and router's choice in a step, and of this rank's loss term."""
     run, found = Run(Config.from_dict(raw), path, seed=SEED, dtype=dtype), {"norms": [], "choices": []}
-    norm, route = text.rms_norm, moe.route
+    norm, choose = text.rms_norm, moe.choose
 
     def normed(x, *args, **kwargs):
         out = norm(x, *args, **kwargs)
@@ -34,8 +34,8 @@ def told(path, raw, dtype) -> dict[str, list[str]]:
             found["norms"].append(bits(out))
         return out
 
-    def routed(*args, **kwargs):
-        out = route(*args, **kwargs)
+    def chosen(*args, **kwargs):
+        out = choose(*args, **kwargs)
         found["choices"].append(bits(out.experts))
         return out
 
@@ -43,7 +43,7 @@ def told(path, raw, dtype) -> dict[str, list[str]]:
     (header,) = run.headers(batch)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "rms_norm", normed)
-        patch.setattr(moe, "route", routed)
+        patch.setattr(moe, "choose", chosen)
         loss, _ = run.one_forward_backward(batch, header, run.bound.step(header))
     return {**found, "loss": [bits(loss.reshape(1))]}
 
