@@ -27,7 +27,7 @@ test: setup
 parity: setup
 	$(BIN)/python -m tests.dist.long_parity
 	$(BIN)/python -m tests.simulate --shipped --drawn 200
-	$(BIN)/python -m pytest --all-pairs $(addprefix tests/dist/test_,programs.py attention_modes.py plan_mixes.py mode_layouts.py splits.py split_cases.py split_traffic.py saved.py)
+	$(BIN)/python -m pytest --all-pairs $(addprefix tests/dist/test_,programs.py attention_modes.py plan_mixes.py mode_layouts.py splits.py expert_splits.py split_cases.py split_traffic.py saved.py)
 	$(BIN)/python -m tests.vlshard.exhaustive
 	$(BIN)/python -m tests.vlshard.triangles --each 60
 	$(BIN)/python -m tests.vlshard.fuzz

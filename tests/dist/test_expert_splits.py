@@ -4,7 +4,7 @@ import pytest
 
 from model.config.config import Config
 from tests.batches import batches
-from tests.dist.test_splits import CUT, HOME, SEED, TEMPLATE, TP, raw
+from tests.dist.test_splits import CUT, HOME, SEED, TEMPLATE, TP, compare, raw
 from tests.training import Run
 from vlshard.storage import local_part
 
@@ -88,8 +88,15 @@ PLANS = {
         {"params": '{"**": replicate()}'},
     ),
 }
-CASES = ("mixed sizes", "micro-batches, uneven", "lengths 1 2 7 13 17", "one sample, one image")
-ALL_CASES = (*CASES, "text only", "no label at all", "images on the last rank only")
+QUICK = [
+    (2, "of cut tokens, with attention, recomputed"),
+    (2, "four, one a token, all to one"),
+    (2, "routers alone are trained"),
+    (4, "over cp and tp, tokens whole over tp"),
+    (4, "numbers and columns, packed"),
+]
+CASES = ("micro-batches, uneven", "one sample, one image")
+ALL_CASES = (*CASES, "mixed sizes", "lengths 1 2 7 13 17", "text only", "no label at all", "images on the last rank only")
 KNOWN = {}
 OF_RUNS = ("experts", "top", "flat", "freeze")
 
@@ -150,13 +157,21 @@ def reference(key, cases):
 
 
 def pytest_generate_tests(metafunc):
-    """On more kinds of batches with ``--all-pairs``."""
+    """Every plan on more kinds of batches, and eight ranks, with ``--all-pairs``."""
+    thorough = metafunc.config.getoption("all_pairs")
     if "cases" in metafunc.fixturenames:
-        thorough = metafunc.config.getoption("all_pairs")
         metafunc.parametrize("cases", [ALL_CASES if thorough else CASES], ids=["cases"])
+    if "key" in metafunc.fixturenames:
+        chosen = list(PLANS) if thorough else QUICK
+        metafunc.parametrize("key", chosen, ids=lambda key: f"{key[0]}-{key[1]}")
+    if "world" in metafunc.fixturenames:
+        metafunc.parametrize("world", [8 if thorough else 4])
 
 
-@pytest.mark.parametrize("key", PLANS, ids=lambda key: f"{key[0]}-{key[1]}")
+def test_all_at_once_equals_one_process(world, ranks):
+    compare(ranks, world, "plans/decoder_all.py", 2, ("micro-batches, uneven",))
+
+
 def test_experts_over_ranks_equal_one_process(key, cases, ranks, tmp_path):
     expected = reference(key, cases)
     path = write_plan(tmp_path / "plan.py", key)
