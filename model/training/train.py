@@ -95,7 +95,7 @@ def train(settings: Settings, device: torch.device, interruption: Interruption) 
 def plan_step(job: Job) -> int:
     """Read and plan the first step, and say what each rank would compute; the exit status."""
     group = dist.new_group(backend="gloo")
-    reading = replace(job.reading, steps=1)
+    reading = replace(job.reading, steps=job.reading.done + 1)
     with Loader(reading, job.rows, job.images, job.config, job.bound, group) as batches:
         tell("\n".join(step_lines(job.bound, next(iter(batches)))))
     tell("dry run: nothing was trained, nothing is written")
